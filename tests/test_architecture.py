@@ -116,8 +116,8 @@ TESTED_ELSEWHERE = {
     "dialects.texts": "dialects/test_base.py",
     "upstream.litellm.library": "upstream/test_litellm.py",  # one adapter, from outside
     "upstream.litellm.faults": "upstream/test_litellm.py",
-    "upstream.litellm.watched": "upstream/test_litellm.py",
-    "upstream.litellm.wires": "e2e/test_translation.py",
+    "upstream.litellm.observed": "upstream/test_litellm.py",
+    "upstream.litellm.translations": "e2e/test_translation.py",
     "upstream.litellm.arguments": "e2e/test_translation.py",
     "upstream.litellm.blocks": "e2e/test_translation.py",
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints

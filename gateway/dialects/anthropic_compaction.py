@@ -1,7 +1,7 @@
 """Recognize requests that ask the provider to summarize the whole conversation.
 
-Such a request must reach the provider with all its messages and with its own output limit. A trimmed conversation
-would be lost from the summary, and a summary that is cut short cannot stand for the conversation.
+Such a request must reach the provider with all its messages and with its own output limit. Trimmed messages would be
+missing in the summary, and a summary that is cut short cannot replace the conversation.
 """
 
 from __future__ import annotations

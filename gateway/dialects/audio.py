@@ -7,25 +7,25 @@ from typing import Final
 
 from gateway.dialects.fields import AnyFields, decode
 
-#: Tokens of a second of sound that a model says, one for 50 ms:
+#: Tokens per second of speech that a model generates, one per 50 ms:
 #: https://developers.openai.com/api/docs/guides/realtime-costs
 _TOKENS_A_SECOND: Final = 20
-#: Bytes of a second: what streams hold is 24 kHz in 16 bits, without or with a WAV's head
-#: (https://platform.openai.com/docs/api-reference/realtime). What is packed takes less; the least that good speech
-#: takes is 16 kbit/s (https://www.rfc-editor.org/rfc/rfc6716#section-2.1.1), so that it weighs rather more than less.
+#: Bytes per second. Streams have 24 kHz in 16 bits, with or without a WAV header
+#: (https://platform.openai.com/docs/api-reference/realtime). Compressed audio is smaller. Good speech needs at least
+#: 16 kbit/s (https://www.rfc-editor.org/rfc/rfc6716#section-2.1.1), so the estimate is rather too high than too low.
 _PLAIN_BYTES: Final = 24_000 * 2
 _COMPRESSED_BYTES: Final = 16_000 // 8
 _BASE64: Final = 4 / 3
-#: How packed sound begins, in base64: ID3 and frames of MP3 and AAC, Ogg, FLAC, MP4, WebM. 0xff 0xff begins no frame
-#: but is near silence.
+#: First characters of compressed audio in base64: ID3 and frames of MP3 and AAC, Ogg, FLAC, MP4, WebM. The bytes
+#: 0xff 0xff begin no frame but occur near silence.
 _COMPRESSED: Final = re.compile(r"SUQz|//[A-Za-z0-7]|T2dnU|ZkxhQ|.{6}Z0eX|GkXfo")
-#: fields that say what an answer is made of, and bytes that a list of such words may have
-_MADE_OF: Final = ("modalities", "output_modalities")
-_FEW_BYTES: Final = 1024
+#: fields with the list of output modalities, and the size limit in bytes of such a list
+_MODALITIES: Final = ("modalities", "output_modalities")
+_MAX_LIST_BYTES: Final = 1024
 
 
 class AudioCounter:
-    """Weighs the sound of one answer, which may come in pieces: how it is written the first of them tells."""
+    """Estimate the tokens of the audio of one response. Its first piece shows whether the audio is compressed."""
 
     __slots__ = ("_per_character",)
 
@@ -33,7 +33,7 @@ class AudioCounter:
         self._per_character = 0.0
 
     def tokens(self, data: str) -> float:
-        """What this much base64 weighs."""
+        """Return the estimated tokens of a piece of base64."""
         if not self._per_character and data:
             second = _COMPRESSED_BYTES if _COMPRESSED.match(data) else _PLAIN_BYTES
             self._per_character = _TOKENS_A_SECOND / (second * _BASE64)
@@ -41,11 +41,11 @@ class AudioCounter:
 
 
 def asks_for_more_than_text(fields: AnyFields) -> bool:
-    """Whether an answer may hold what is billed beside its text, such as sound, and is weighed by a rule of thumb."""
+    """Return True if a response may have output that is billed in addition to its text, such as audio."""
     if "audio" in fields and bytes(fields["audio"]) != b"null":
         return True
-    return any(_is_more(bytes(fields[name])) for name in _MADE_OF if name in fields)
+    return any(_is_more(bytes(fields[name])) for name in _MODALITIES if name in fields)
 
 
 def _is_more(raw: bytes) -> bool:
-    return len(raw) > _FEW_BYTES or decode(raw) not in (None, ["text"])
+    return len(raw) > _MAX_LIST_BYTES or decode(raw) not in (None, ["text"])

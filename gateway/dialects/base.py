@@ -1,7 +1,7 @@
 """Define the interface of a wire format: `Dialect`, `Call`, `ParsedResponse` and `StreamMeter`.
 
-The body as received stays the truth. It is decoded one level deep; what is written back are its own bytes, with single
-top-level fields replaced. Fields nobody here knows survive.
+The received body is never rebuilt. It is decoded one level deep, and written back as its own bytes with single
+top-level fields replaced. Unknown fields are therefore kept.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gateway.core.errors import GatewayError
 from gateway.core.http.headers import OUR_NAMES
 from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
-from gateway.dialects.fields import Fields, decode_answer, write_fields
+from gateway.dialects.fields import Fields, decode_response, write_fields
 from gateway.dialects.reported import ReportedUsage
 
-#: bytes behind the end mark that are kept until `close`; more is no part of an answer
+#: Bytes after the end mark that are kept until `close`. Anything longer is not part of a response.
 _HELD_BYTES: Final = 64 * 1024
-#: how the totals begin that a gateway behind this one writes of its own sessions
+#: prefix of the comments in which another gateway (the upstream of this one) reports its own session totals
 _OUR_COMMENT: Final = b": x-"
 #: bytes of events that may wait to be read
 _UNREAD_BYTES: Final = 64 * 1024
-#: tool calls of one answer that are remembered by name
+#: tool calls of one response whose names are kept
 MAX_TOOLS: Final = 256
 
 
@@ -32,8 +32,10 @@ MAX_TOOLS: Final = 256
 class Call:
     """One client request as its dialect reads it.
 
-    `fields`: the top level of the body, values as raw bytes; empty where the body is no JSON object.
-    `usage_asked`: the client itself asked for usage in the stream. `model_at`: where the model's name stands in a form.
+    Attributes:
+        fields: the top level of the body, with the values as raw bytes. Empty if the body is not a JSON object.
+        usage_asked: the client itself asked for usage in the stream.
+        model_at: start and end of the model name in the body of a form.
     """
 
     operation: str
@@ -45,7 +47,7 @@ class Call:
     model_at: tuple[int, int] | None = None
 
     def written(self, model: str, changes: Mapping[str, object]) -> bytes:
-        """The body with this model and these top-level fields; its own bytes where nothing changes."""
+        """Return the body with this model and these top-level fields; the original bytes if nothing changes."""
         if self.model_at is not None and model != self.model:
             start, stop = self.model_at
             return b"".join((self.body[:start], model.encode(), self.body[stop:]))
@@ -56,13 +58,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text.
+    """A response as its dialect reads it, streamed or not.
 
-    `id`: under which its provider may keep it, where that is so in the format.
-    `is_seen`: False where it delivered sound or pictures that nobody here weighs.
-    `sets`: of each of the tools the MCP server or namespace that it is one of, where the answer says so.
-    `refusal`: the category of the refusal that it ended with; None where it names none.
-    `declined`: the same of each model that refused before another one went on, in order.
+    Attributes:
+        tools: names of the called tools.
+        sets: for each called tool, the MCP server or namespace that it belongs to, if the response names one.
+        output_estimate: estimated tokens of the delivered text.
+        id: the id under which the provider may store the response, if the format has stored responses.
+        is_seen: False if it delivered audio or images whose tokens the gateway does not count.
+        refusal: category of the refusal that it ended with; None if it names none.
+        declined: for each model that refused before another model continued: the category of its refusal, in order.
     """
 
     usage: ReportedUsage | None = None
@@ -80,75 +85,75 @@ class ParsedResponse:
 
 
 class Verdict(enum.Enum):
-    """What becomes of one event of a stream."""
+    """Treatment of one event of a stream."""
 
     PASS = enum.auto()
-    DROP = enum.auto()  # asked for by the gateway, not by the client
-    LAST = enum.auto()  # the stream's own end mark: held back until the call is settled
+    DROP = enum.auto()  # the gateway asked for this event, not the client
+    LAST = enum.auto()  # the end mark of the stream: held back until the call is settled
 
 
 class EventReader(Protocol):
-    """Reads the events of one stream in one wire format."""
+    """Read the events of one stream in one wire format."""
 
     def plain_prefix(self, region: bytes) -> int:
-        """Length of the events at the beginning that surely pass and may be read later; a glance, not a reading."""
+        """Return the length of the leading events that certainly pass and may be read later; without parsing them."""
         ...
 
     def read(self, data: bytes) -> Verdict:
-        """Take the data of one event; never raises."""
+        """Read the data of one event; never raises."""
         ...
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """Take the data of events that surely pass; never raises. A reader may take many in one go."""
+        """Read the data of events that certainly pass; never raises. A reader may decode many at once."""
         for data in events:
             self.read(data)
 
     def answer(self) -> ParsedResponse:
-        """All that was read so far."""
+        """Return what was read so far."""
         ...
 
     def next_number(self) -> int:
-        """The number of the next event, where events have numbers."""
+        """Return the number of the next event; 0 if events have no numbers."""
         ...
 
     def cut_short(self) -> bytes:
-        """Events that end the stream here as one whose length limit was reached; empty where there are none."""
+        """Return events that end the stream now as if the output limit was reached; empty if the format has none."""
         ...
 
     def failed(self, fault: GatewayError, number: int) -> bytes:
-        """Return the events that a format has after the error of a stream; `number`: of the first, if it has one."""
+        """Return the events that the format sends after a stream error; `number`: that of the first, if it has one."""
         del fault, number
         return b""
 
 
 class StreamMeter:
-    """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
+    """Read a stream while it passes through. It returns the received bytes, without the dropped events.
 
-    Dropped as well is what another gateway says of its own sessions in comments, as its headers are.
+    Comments in which another gateway reports its own sessions are dropped too, like the headers with that content.
 
-    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely
-    pass are read later, many at once: a piece that waits for nothing reaches the client sooner, and reading a hundred
-    events in one go costs a third of reading them one by one between other calls.
+    The end mark is held back, so that the client sees the end only after the settlement. Events that certainly pass
+    are read later and many at once. The client then gets each chunk sooner. Reading a hundred events at once takes a
+    third of the time of reading them one by one between other calls.
     """
 
-    __slots__ = ("_answer", "_buffer", "_held", "_is_silent", "_reader", "_rest", "_unread", "_unread_bytes", "ended")
+    __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "_unread_bytes", "ended")
 
     def __init__(self, reader: EventReader) -> None:
         self.ended = False
         self._reader = reader
         self._buffer = EventBuffer()
         self._held = b""
-        #: no event has said anything yet
+        #: True until an event with data was read
         self._is_silent = True
-        #: what no blank line closed, as it came and as it is passed on
+        #: the incomplete last event, without its blank line: as received, and as passed on
         self._rest = (b"", b"")
-        #: the answer, once the end mark was read and usage was reported before it: what follows changes nothing
-        self._answer: ParsedResponse | None = None
+        #: The response, set when the end mark was read and usage was reported before it. Later events cannot change it.
+        self._response: ParsedResponse | None = None
         self._unread: list[bytes] = []
         self._unread_bytes = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes to pass on now."""
+        """Return the bytes to pass on now."""
         region = self._buffer.feed(chunk)
         return self._pass(region) if region else region
 
@@ -179,11 +184,11 @@ class StreamMeter:
         if verdict is Verdict.LAST:
             self.ended = True
             self._held = block
-            self._answer = _if_complete(self._reader.answer())
+            self._response = _if_complete(self._reader.answer())
         return verdict is Verdict.PASS
 
     def _hold(self, block: bytes) -> None:
-        """Keep what comes behind the end mark; some providers report usage only there."""
+        """Keep an event after the end mark; some providers report usage only there."""
         if self._read(block) is not Verdict.DROP and len(self._held) < _HELD_BYTES:
             self._held += block
 
@@ -200,16 +205,16 @@ class StreamMeter:
         return self._reader.read(data) if data else Verdict.PASS
 
     def lacks_end(self) -> bool:
-        """Whether a stream that has come to its end said nothing, or began an answer and said not that it ended.
+        """Return True if a finished stream is incomplete: it had no event, or a response began and has no end.
 
-        Servers say so in many ways: a reason, an end mark, an error, or the usage, which is known at the end only. A
-        stream of which nothing could be read may have a way of its own.
+        Servers mark the end in different ways: a finish reason, an end mark, an error, or the usage, which is only
+        known at the end. If nothing in the stream could be read, it may have an unknown end mark: return False.
         """
         self._read_rest()
-        answer = self.answer()
-        if self.ended or answer.error or answer.finish_reason is not None or _if_complete(answer) is not None:
+        response = self.answer()
+        if self.ended or response.error or response.finish_reason is not None or _if_complete(response) is not None:
             return False
-        has_begun = answer.output_estimate or answer.tools or answer.id is not None or answer.usage is not None
+        has_begun = response.output_estimate or response.tools or response.id is not None or response.usage is not None
         return self._is_silent or bool(has_begun)
 
     def _read_rest(self) -> None:
@@ -217,53 +222,54 @@ class StreamMeter:
             self._rest = rest, self._pass(rest)
 
     def close(self) -> bytes:
-        """The end of the stream: the end mark if there was one, and what no blank line closed."""
+        """Return the end of the stream: the held end mark, if there was one, and an incomplete last event."""
         self._read_rest()
         (_, rest), self._rest = self._rest, (b"", b"")
         held, self._held = self._held, b""
         return held + rest
 
     def broken_off(self) -> bytes:
-        """The same where the stream broke off; the event that tells so can follow.
+        """Return the end of a stream that broke off, so that an error event can follow.
 
-        An event that lacks nothing but its blank line gets one. Half of one would be taken for a part of the next.
+        If only the blank line of the last event is missing, it is added. A partial event is dropped, because the
+        client would join it with the next one.
         """
         self._read_rest()
         (rest, passed), self._rest = self._rest, (b"", b"")
-        is_whole = isinstance(decode_answer(event_data(rest)), dict)
+        is_whole = isinstance(decode_response(event_data(rest)), dict)
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])
 
     def answer(self) -> ParsedResponse:
-        """All that was read so far."""
-        if self._answer is not None:
-            return self._answer
+        """Return what was read so far."""
+        if self._response is not None:
+            return self._response
         self._catch_up()
         return self._reader.answer()
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`. An event that is not whole has none."""
+        """Return the number of the next event. An incomplete event is not counted."""
         self._catch_up()
         return self._reader.next_number()
 
     def failure(self, dialect: Dialect, fault: GatewayError, request_id: str) -> bytes:
-        """Return the events that end the stream here with an error."""
+        """Return the events that end the stream now with an error."""
         number = self.next_number()
         return dialect.error_event(fault, request_id, number) + self._reader.failed(fault, number + 1)
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
+        """Return the events that end the stream now at the output limit. An incomplete event is dropped."""
         self._catch_up()
         return self._reader.cut_short()
 
 
-def _if_complete(answer: ParsedResponse) -> ParsedResponse | None:
-    """An answer whose usage was reported, else None."""
-    return answer if answer.usage is not None and answer.usage.output_tokens is not None else None
+def _if_complete(response: ParsedResponse) -> ParsedResponse | None:
+    """Return the response if its output usage was reported, else None."""
+    return response if response.usage is not None and response.usage.output_tokens is not None else None
 
 
-def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
-    """Length of the events that come before the first of these marks; 0 where lines may end in another way."""
+def length_before(region: bytes, marks: Iterable[bytes]) -> int:
+    """Return the length of the events before the first of these marks; 0 if lines may end with CR."""
     if b"\r" in region:
         return 0
     for mark in marks:
@@ -273,12 +279,12 @@ def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
 
 
 def named_event(event: Mapping[str, object]) -> bytes:
-    """An event as the APIs write it that name each one by its `type`."""
+    """Return an event in the form of the APIs that name each event by its `type`."""
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
 
 
 class Dialect(Protocol):
-    """One wire format. Pure: nothing here waits, and only `read` raises."""
+    """One wire format. Pure: no method waits, and only `read` raises."""
 
     name: str
 
@@ -291,33 +297,33 @@ class Dialect(Protocol):
         ...
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """The fields to set so that a stream reports its usage; none where it does so anyway, or is no stream."""
+        """Return the fields to set so that a stream reports its usage; empty if not needed or not streamed."""
         ...
 
     def opening(self, call: Call) -> list[str] | None:
-        """System texts and the first user item, for a derived session id; None where the format has none."""
+        """Return the system texts and the first user item, for a derived session id; None if the format has none."""
         ...
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """Texts of the request, for an estimate where the provider reports nothing."""
+        """Yield the texts of the request, for an estimate if the provider reports no usage."""
         ...
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """Read a whole answer; never raises."""
+        """Read a whole response; never raises."""
         ...
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """A reader for the events of one stream.
+        """Return a reader for the events of one stream.
 
-        `drop_usage`: the usage chunk was not asked for by the client; `input_tokens`: what was sent, where it was
-        weighed, should the stream be ended before it says so.
+        `drop_usage`: the client did not ask for the usage chunk. `input_tokens`: tokens of the sent request, if they
+        were counted; used if the gateway ends the stream before it reports its input.
         """
         ...
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """The error body in this format; details of the fault stand beside the message."""
+        """Return the error body in this format, with the details of the error next to the message."""
         ...
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """The error as the last event of a stream that has begun; `number`: of the event, where events have one."""
+        """Return the error as the last event of a started stream; `number`: that of the event, if events have one."""
         ...

@@ -1,4 +1,4 @@
-"""Read responses of choices, which chat and completions share, and ask for the usage of their streams."""
+"""Read responses with `choices`, which chat and completions share, and ask for the usage of their streams."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
-from gateway.dialects.alike import TextFrame
 from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict
-from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
+from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_response
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.stream_batch import BatchReader
+from gateway.dialects.text_frame import TextFrame
 from gateway.dialects.texts import texts_of_fields
 
-#: what every chunk with a choice holds, written compact or as Python's json does
+#: the bytes in every chunk with a choice, written compact or with spaces as by Python's json
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
-#: the text of a chunk; one with more escapes is not used to recognize the chunks that are alike
+#: The text of a chunk. A text with more escapes is not used to recognize similar chunks.
 _CONTENT: Final = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*){0,1000})"')
-#: events at the beginning of many that are parsed in any case, and those at the end that may be others than the rest
+#: the first events of a batch, which are always parsed, and the last events, which may differ from the rest
 _FIRST: Final = 4
 _LAST: Final = 4
-#: the number of a choice, which some hosts write as a text
+#: the index of a choice, which some hosts send as a string
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
@@ -47,12 +47,12 @@ class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     finish_reason: Any = None
     index: Any = 0
-    #: Moonshot's, beside or in the place of that of the chunk
+    #: Moonshot reports usage here, in addition to or instead of the chunk's own
     usage: Any = None
 
 
 class _Payload(msgspec.Struct, gc=False):
-    """A whole answer or one chunk of a stream, as far as it is read."""
+    """Fields that are read of a whole response or of one chunk of a stream."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -69,7 +69,7 @@ _PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
 
 @dataclass(frozen=True, slots=True)
 class ChoicesFormat:
-    """What differs between the formats. `piece`: a choice of a chunk in which nothing new is said."""
+    """Differences between the two formats. `piece`: an empty choice of a chunk."""
 
     chunk: str
     piece: Mapping[str, object]
@@ -80,57 +80,57 @@ COMPLETIONS_FORM: Final = ChoicesFormat("text_completion", {"text": "", "logprob
 
 
 def asks_for_usage(fields: Fields) -> bool:
-    """Whether the client itself asks for usage in the stream."""
+    """Return True if the client itself asks for usage in the stream."""
     raw = fields.get("stream_options")
     options = decode(raw) if raw is not None else None
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
 class ChoicesDialect:
-    """What a `Dialect` of chat and one of completions do alike."""
+    """Common part of the dialects of chat and completions."""
 
     _form: ChoicesFormat
     #: the fields of a request that hold texts
     _text_fields: Sequence[str]
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_option`."""
+        """Return the fields that make a stream report its usage."""
         if not call.stream or call.usage_asked:
             return {}
         options = decode(call.fields.get("stream_options", b"null"))
         return {"stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`."""
+        """Yield the texts of the request."""
         return texts_of_fields(call.fields, self._text_fields)
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`. A whole answer is read as if it were a chunk."""
+        """Read a whole response, as if it were a chunk."""
         reader = ChoicesReader(self._form, drop_usage=False)
         reader.read(body)
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`."""
+        """Return a reader for one stream."""
         del call, input_tokens
         return ChoicesReader(self._form, drop_usage=drop_usage)
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """See `Dialect.error`."""
+        """Return the error body."""
         del request_id
         return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`."""
+        """Return the error as the last event of a stream."""
         del request_id, number
         return openai_errors.event(fault)
 
 
 class ChoicesReader(BatchReader[_Payload]):
-    """Reads the chunks of one stream.
+    """Read the chunks of one stream.
 
-    Of several choices (`n`) the first is the one that a conversation goes on with: the tools and the end of an answer
-    are those of the choice with the lowest index. All of them are weighed.
+    With several choices (`n`), the conversation continues with the first. The tools and the finish reason of a response
+    are therefore those of the choice with the lowest index. The tokens of all choices are counted.
     """
 
     decoder = msgspec.json.Decoder(list[_Payload])
@@ -138,43 +138,46 @@ class ChoicesReader(BatchReader[_Payload]):
     def __init__(self, form: ChoicesFormat, *, drop_usage: bool) -> None:
         self._form = form
         self._drop_usage = drop_usage
-        self._gathered = ResponseState()
+        self._state = ResponseState()
         self._id: Any = None
         self._created: Any = None
-        #: indices, as they were sent, of the choices that have begun and not ended
+        #: indices, as sent, of the choices that have begun and not ended
         self._running: dict[int | str, None] = {}
-        #: the lowest index so far
+        #: the lowest index of a choice so far
         self._first: int | None = None
-        #: a chunk in which nothing is said but a text, and what stands around that text
+        #: a chunk with nothing but a text, and the bytes around that text
         self._plain: tuple[_Payload, TextFrame] | None = None
 
     def plain_prefix(self, region: bytes) -> int:
-        """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
+        """Return the length of the leading events that can be read later: all have a choice.
+
+        Neither the end mark nor a usage chunk has a choice.
+        """
         mark = _MARK if _MARK in region else _SPACED_MARK
         last = region.rfind(mark)
         end = region.find(b"\n\n", last) + 2
         if last < 0 or end < last or b"\r" in region or b"[DONE]" in region[:end]:
             return 0
-        found = region.count(mark)
-        # As many lists of choices as events, and no other ones that could stand in for a missing one.
-        return end if found == region.count(b"\n\n", 0, end) == region.count(b'"choices"', 0, end) else 0
+        marks = region.count(mark)
+        # There must be one list of choices per event, and no other list that could hide a missing one.
+        return end if marks == region.count(b"\n\n", 0, end) == region.count(b'"choices"', 0, end) else 0
 
     def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
+        """Read one event."""
         if data == b"[DONE]":
             return Verdict.LAST
         payload = _decode_payload(data)
         return self._take(payload) if payload is not None else Verdict.PASS
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`."""
+        """Read many events."""
         if self._plain is None and len(events) > _FIRST:
             super().read_all(events[:_FIRST])
             events = events[_FIRST:]
         super().read_all(events[self._count_alike(events) :])
 
     def _count_alike(self, events: Sequence[bytes]) -> int:
-        """Weigh the texts of the chunks at the beginning that say nothing else; how many these are."""
+        """Count the tokens of the leading chunks that differ only in their text; return the number of these chunks."""
         if self._plain is None or self._text_alone(self._plain[0]) is None:
             return 0
         frame, all_ = self._plain[1], len(events)
@@ -182,40 +185,40 @@ class ChoicesReader(BatchReader[_Payload]):
         texts = frame.texts(events[:end])
         if texts is None:
             return 0
-        self._gathered.count_tokens("".join(texts))
+        self._state.count_tokens("".join(texts))
         return end
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Payload]) -> None:
-        """See `BatchReader.read_decoded`. Texts are weighed in one go as well."""
-        said, plain = [], None
+        """Read decoded chunks, and count the tokens of all their texts at once."""
+        new_texts, plain = [], None
         for number, payload in enumerate(decoded):
             text = self._text_alone(payload)
             if text is None:
                 self._take(payload)
             else:
-                said.append(text)
+                new_texts.append(text)
                 plain = number
-        self._gathered.count_tokens("".join(said))
+        self._state.count_tokens("".join(new_texts))
         if plain is not None:
-            self._look_around(events[plain], said[-1])
+            self._remember_frame(events[plain], new_texts[-1])
 
-    def _look_around(self, event: bytes, text: str) -> None:
-        """Note what stands around the text of a chunk that says nothing else."""
-        found = _CONTENT.search(event)
-        if found is None:
+    def _remember_frame(self, event: bytes, text: str) -> None:
+        """Remember the bytes around the text of a chunk that holds nothing else."""
+        match = _CONTENT.search(event)
+        if match is None:
             return
-        start, end = found.span(1)
+        start, end = match.span(1)
         payload = _decode_payload(b"%bx%b" % (event[:end], event[end:]))
-        # Else it was another text that was found.
+        # If this fails, the search match another text.
         if payload is not None and self._text_alone(payload) == text + "x":
             self._plain = payload, TextFrame.around(event, start, end)
 
     def _text_alone(self, payload: _Payload) -> str | None:
-        """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""
-        choices, gathered = payload.choices, self._gathered
-        if not choices or len(choices) > 1 or self._id is None or gathered.model is None:
+        """Return the text of a chunk that only continues a running choice; None for any other chunk."""
+        choices, state = payload.choices, self._state
+        if not choices or len(choices) > 1 or self._id is None or state.model is None:
             return None
-        if payload.service_tier not in (None, gathered.service_tier):
+        if payload.service_tier not in (None, state.service_tier):
             return None
         choice = choices[0]
         part, index = choice.delta, choice.index
@@ -229,14 +232,16 @@ class ChoicesReader(BatchReader[_Payload]):
             return None
         if not payload.usage is payload.x_groq is payload.error is choice.finish_reason is part.tool_calls is None:
             return None
-        is_all = part.reasoning_content is part.reasoning is part.refusal is part.function_call is part.audio is None
-        return part.content if is_all else None
+        has_no_more = (
+            part.reasoning_content is part.reasoning is part.refusal is part.function_call is part.audio is None
+        )
+        return part.content if has_no_more else None
 
     def _take(self, payload: _Payload) -> Verdict:
         if payload.choices:
             for choice in payload.choices:
                 self._choice(choice)
-        usage = self._gathered.usage
+        usage = self._state.usage
         if payload.x_groq is not None and isinstance(payload.x_groq, dict):
             usage.add(payload.x_groq.get("usage"))
         if payload.usage is not None:
@@ -249,33 +254,33 @@ class ChoicesReader(BatchReader[_Payload]):
     def _head(self, payload: _Payload) -> None:
         if self._id is None:
             self._id, self._created = payload.id, payload.created
-        self._gathered.head(payload.model, payload.service_tier)
+        self._state.head(payload.model, payload.service_tier)
         if payload.error is not None:
-            self._gathered.failed(payload.error)
+            self._state.failed(payload.error)
 
     def _choice(self, choice: _Choice) -> None:
-        gathered, index = self._gathered, choice.index
+        state, index = self._state, choice.index
         if choice.usage is not None:
-            gathered.usage.add(choice.usage)
+            state.usage.add(choice.usage)
         number, name = (index, index) if type(index) is int else (0, str(index))
         if self._first is None or number < self._first:
             self._first = number
         if isinstance(choice.finish_reason, str):
-            if number == self._first or gathered.finish_reason is None:
-                gathered.finish_reason = choice.finish_reason
+            if number == self._first or state.finish_reason is None:
+                state.finish_reason = choice.finish_reason
             self._running.pop(name, None)
         elif len(self._running) < MAX_TOOLS:
             self._running[name] = None
         part = choice.delta or choice.message
         if part is None:
-            gathered.count_tokens(choice.text)
+            state.count_tokens(choice.text)
             return
-        gathered.count_tokens(part.content)
+        state.count_tokens(part.content)
         # Some hosts send the same reasoning under two names.
-        gathered.count_tokens(part.reasoning if part.reasoning_content is None else part.reasoning_content)
-        gathered.count_tokens(part.refusal)
+        state.count_tokens(part.reasoning if part.reasoning_content is None else part.reasoning_content)
+        state.count_tokens(part.refusal)
         if isinstance(part.audio, dict):
-            gathered.count_audio(part.audio.get("data"), part.audio.get("transcript"))
+            state.count_audio(part.audio.get("data"), part.audio.get("transcript"))
         if part.tool_calls is not None or part.function_call is not None:
             self._tools(number, part)
 
@@ -290,34 +295,34 @@ class ChoicesReader(BatchReader[_Payload]):
         function = tool_call.get("function") or tool_call.get("custom") if isinstance(tool_call, dict) else None
         if not isinstance(function, dict):
             return
-        self._gathered.count_tokens(function.get("arguments"))
-        self._gathered.count_tokens(function.get("input"))
+        self._state.count_tokens(function.get("arguments"))
+        self._state.count_tokens(function.get("input"))
         index = tool_call.get("index", position)
-        # Two calls under one index (some hosts number every call 0) are told apart by their ids, or by being complete.
+        # Some hosts number every call 0. Two calls with one index are distinguished by id, or because one is complete.
         arguments = function.get("arguments", function.get("input"))
-        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments)
+        self._state.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments)
 
     def answer(self) -> ParsedResponse:
-        """See `EventReader.answer`."""
-        return self._gathered.answer(self._first or 0)
+        """Return what was read so far."""
+        return self._state.answer(self._first or 0)
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`. Chunks have none."""
+        """Return 0: chunks have no numbers."""
         return 0
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. A stream whose choices have all ended only lacks its end mark."""
-        gathered = self._gathered
-        running = self._running or ({0: None} if gathered.finish_reason is None else {})
+        """Return the events that end the stream at the output limit; only the end mark if all choices have ended."""
+        state = self._state
+        running = self._running or ({0: None} if state.finish_reason is None else {})
         if not running:
             return b"data: [DONE]\n\n"
-        gathered.finish_reason = "length"
+        state.finish_reason = "length"
         numbers = [int(index) if _INDEX.fullmatch(str(index)) else 0 for index in running]
         chunk = {
             "id": self._id if isinstance(self._id, str) else None,
             "object": self._form.chunk,
             "created": self._created if isinstance(self._created, int) else None,
-            "model": gathered.model,
+            "model": state.model,
             "choices": [{"index": number, **self._form.piece, "finish_reason": "length"} for number in numbers],
         }
         return b"data: " + encode(chunk) + b"\n\ndata: [DONE]\n\n"
@@ -328,8 +333,8 @@ def _decode_payload(data: bytes) -> _Payload | None:
         return _PAYLOAD_DECODER.decode(data)
     except UNREADABLE:
         pass
-    # A part of it is not of the documented type, or a number no double holds: read what can be read.
-    value = decode_answer(data)
+    # A field does not have the documented type, or a number does not fit a double: read what can be read.
+    value = decode_response(data)
     if not isinstance(value, dict):
         return None
     raw_choices = value.get("choices")

@@ -1,11 +1,11 @@
 """Compaction in the Responses API: recognise a request for it, write the gateway's own result, and expand it again.
 
 Two requests ask for it. `POST /responses/compact` returns the output that replaces the conversation. In version 2 an
-ordinary `/responses` request ends with an item of the type `compaction_trigger`, and its response has exactly one
+ordinary `/responses` request ends with an item of the type `compaction_trigger`. Its response has exactly one
 `compaction` item (https://developers.openai.com/api/docs/guides/compaction, and Codex, compact_remote_v2.rs).
 
-An item of the gateway's own holds no text. Its `encrypted_content` is a handle: a keyed hash of the compacted items,
-which are in the store. Only an item with this prefix is expanded; those of providers are left as they are.
+The gateway's own compaction item holds no text. Its `encrypted_content` is a handle: a keyed hash of the compacted
+items, which are in the store. Only an item with the prefix of a handle is expanded; items of providers stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from gateway.dialects.openai_responses import SKELETON
 COMPACT_PATH: Final = "responses/compact"
 _TRIGGER: Final = "compaction_trigger"
 _TRIGGER_MARK: Final = b'"compaction_trigger"'
-#: how a handle begins
+#: prefix of a handle
 _PREFIX: Final = "gwc1_"
 _PREFIX_MARK: Final = b'"gwc1_'
 _HANDLE_BYTES: Final = 32
 _ID_DIGITS: Final = 32
-#: Roles of messages that clients keep beside a compaction item. Codex keeps those of users, up to 64,000 tokens.
+#: Roles of messages that clients keep in addition to a compaction item. Codex keeps user messages, up to 64,000 tokens.
 _KEPT_ROLES: Final = frozenset({"user", "developer", "system"})
-#: statuses of hosts that do not have the path
+#: statuses of hosts without the compaction path
 _NO_SUCH_PATH: Final = frozenset({404, 405, 501})
-#: statuses of hosts that do not know the item
+#: statuses of hosts that do not know the compaction item
 _NO_SUCH_ITEM: Final = frozenset({400, 404, 422, 501})
 _MODEL_MISSING: Final = b"model_not_found"
 _ABOUT_COMPACTION: Final = b"compact"
@@ -55,14 +55,14 @@ _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Item(msgspec.Struct):
-    """The fields of an input item that are looked at."""
+    """Fields of an input item that are read."""
 
     type: str | None = None
     encrypted_content: str | None = None
 
 
 class _Output(msgspec.Struct):
-    """The fields of a response that are looked at."""
+    """Fields of a response that are read."""
 
     output: list[_Item] = []
     usage: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class _Output(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The fields of an event of a stream that are looked at."""
+    """Fields of a stream event that are read."""
 
     type: str | None = None
     item: _Item | None = None
@@ -82,7 +82,7 @@ _ITEM: Final = msgspec.json.Decoder(_Item)
 
 @dataclass(frozen=True, slots=True)
 class MadeCompaction:
-    """A compaction by the gateway. `usage`: what a provider reported that was asked first and made none."""
+    """A compaction by the gateway. `usage`: the usage of a provider that was called first and returned none."""
 
     handle: str
     response_id: str
@@ -93,7 +93,7 @@ class MadeCompaction:
 
 @dataclass(frozen=True, slots=True)
 class FoundCompaction:
-    """What a provider's response holds. `items`: its compaction items; `usage`: as it reports it."""
+    """Compaction in a provider's response. `items`: number of its compaction items; `usage`: as reported."""
 
     items: int
     is_error: bool
@@ -102,7 +102,7 @@ class FoundCompaction:
 
 def asks_for_compaction(call: Call) -> bool:
     """Return whether the last item of a request is a compaction trigger."""
-    # The mark is looked for first: hardly any request has it, and the body may be large.
+    # A search for the mark is fast. Hardly any request has it, and the body may be large.
     if _TRIGGER_MARK not in call.body:
         return False
     items = _items(_input(call))
@@ -110,10 +110,10 @@ def asks_for_compaction(call: Call) -> bool:
 
 
 def items_to_compact(call: Call) -> tuple[bytes, ...]:
-    """Return the input items of a request without its compaction trigger; a text becomes a user's message.
+    """Return the input items of a request without its compaction trigger; a text becomes a user message.
 
     Raises:
-        InvalidRequest: there are none, or too many to be read.
+        InvalidRequest: there are no items, or too many to be parsed.
     """
     array = _input(call)
     if array.startswith(b'"'):
@@ -121,16 +121,16 @@ def items_to_compact(call: Call) -> tuple[bytes, ...]:
     if is_far_too_much(array):
         raise InvalidRequest(f"{TOO_MUCH} cannot be compacted.", param="input")
     items = [bytes(item) for item in _items(array)]
-    found = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
-    if not found:
+    kept_items = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
+    if not kept_items:
         raise InvalidRequest("The input has no items to compact. Send the conversation as a list.", param="input")
-    return found
+    return kept_items
 
 
 def handle_of(namespace: str, text: str) -> str:
-    """Return the handle of compacted items. It depends on their text and on who may open it.
+    """Return the handle of compacted items: a hash of their text, keyed with the session namespace.
 
-    A retry gives the same handle. 256 bits cannot be guessed, and a changed handle finds no text.
+    A retry gives the same handle. The 256 bits cannot be guessed, and a changed handle matches no stored text.
     """
     key = blake2b(namespace.encode("utf-8", "surrogatepass"), digest_size=_HANDLE_BYTES).digest()
     hashed = blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=_HANDLE_BYTES)
@@ -141,35 +141,35 @@ def handles_in(call: Call) -> tuple[str, ...]:
     """Return the handles of the gateway's own compaction items in a request, in order.
 
     Raises:
-        InvalidRequest: there is one in an input with too many items to be read.
+        InvalidRequest: the input has such an item and is too large to be parsed.
     """
     if _PREFIX_MARK not in call.body:
         return ()
     array = _input(call)
     if is_far_too_much(array):
-        raise InvalidRequest(f"{TOO_MUCH} cannot be read, so that its compaction item is not expanded.", param="input")
+        raise InvalidRequest(f"{TOO_MUCH} cannot be parsed, so its compaction item is not expanded.", param="input")
     return tuple([handle for item in _items(array) if (handle := _handle(item)) is not None])
 
 
 def expanded(call: Call, texts: Mapping[str, str]) -> Call:
     """Return a request with the compacted items instead of the gateway's own compaction items.
 
-    A client may keep some messages in front of the item that are among the compacted ones. They are left out in front,
-    so that the model reads each once, where it was said.
+    A client may keep some of the compacted messages before the item. These are removed there, so that the model reads
+    each message once, in its original position.
 
-    `texts`: the compacted items of each handle, as a JSON array.
+    `texts`: the compacted items for each handle, as a JSON array.
     """
-    found: list[bytes] = []
+    items: list[bytes] = []
     for item in _items(_input(call)):
         handle = _handle(item)
         if handle is None:
-            found.append(bytes(item))
+            items.append(bytes(item))
             continue
-        compacted = [bytes(one) for one in _items(texts[handle].encode("utf-8", "surrogatepass"))]
-        known = {key for one in compacted if (key := _said(one)) is not None}
-        found = [one for one in found if _said(one) not in known]
-        found += compacted
-    fields = {**call.fields, "input": join(found)}
+        compacted = [bytes(raw) for raw in _items(texts[handle].encode("utf-8", "surrogatepass"))]
+        known = {key for raw in compacted if (key := _identity(raw)) is not None}
+        items = [raw for raw in items if _identity(raw) not in known]
+        items += compacted
+    fields = {**call.fields, "input": join(items)}
     return replace(call, fields=fields, body=write_fields(fields, {}))
 
 
@@ -193,10 +193,10 @@ def compacted_response(made: MadeCompaction) -> bytes:
 
 def streamed_response(made: MadeCompaction) -> bytes:
     """Return the events of the response to a request of version 2."""
-    item, begun = _item(made), _response(made, "in_progress", [])
+    item, started = _item(made), _response(made, "in_progress", [])
     events: list[dict[str, object]] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.in_progress", "response": begun},
+        {"type": "response.created", "response": started},
+        {"type": "response.in_progress", "response": started},
         {"type": "response.output_item.added", "output_index": 0, "item": item},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.completed", "response": _response(made, "completed", [item])},
@@ -205,7 +205,7 @@ def streamed_response(made: MadeCompaction) -> bytes:
 
 
 def compaction_in(body: bytes) -> FoundCompaction:
-    """Return what a provider's response holds, streamed or not, of which all was read."""
+    """Read the compaction in a complete provider response, streamed or not."""
     if body.lstrip().startswith(b"{"):
         response = _output(body)
         return _found(response.output, response, is_error=response.error is not None)
@@ -225,7 +225,7 @@ def compaction_in(body: bytes) -> FoundCompaction:
 
 
 def is_unsupported(status: int, body: bytes, *, is_path: bool) -> bool:
-    """Return whether a refusal says that the host makes no compaction. `is_path`: it was asked by path (version 1)."""
+    """Return whether an error says that the host has no compaction. `is_path`: the path was called (version 1)."""
     if is_path and status in _NO_SUCH_PATH:
         return _MODEL_MISSING not in body
     return status in _NO_SUCH_ITEM and _ABOUT_COMPACTION in body
@@ -282,8 +282,8 @@ def _handle(item: msgspec.Raw) -> str | None:
     return content if read.type in COMPACTIONS and content is not None and content.startswith(_PREFIX) else None
 
 
-def _said(item: bytes) -> str | None:
-    """Return what identifies a message by its role and content; None for other items and for the model's messages."""
+def _identity(item: bytes) -> str | None:
+    """Return what identifies a message: its role and content; None for the model's messages and other items."""
     if b'"role"' not in item:
         return None
     message = decode(item)

@@ -8,14 +8,14 @@ from gateway.dialects.fields import flag_field, model_field, read_fields
 
 
 class Completions(ChoicesDialect):
-    """The dialect of plain text completions."""
+    """Dialect of text completions."""
 
     name = "completions"
     _form = COMPLETIONS_FORM
     _text_fields = ("prompt", "suffix")
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. The prompt may be absent: then a model goes on from nothing."""
+        """Read a request body. The prompt may be absent: the model then starts from nothing."""
         fields = read_fields(body)
         return Call(
             operation="text_completion",
@@ -27,6 +27,6 @@ class Completions(ChoicesDialect):
         )
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`: a prompt is no conversation."""
+        """Return None: a prompt is not a conversation."""
         del call
         return None

@@ -1,8 +1,8 @@
 """Split a request into its fields and messages, each as the bytes in the body.
 
-A client may mark a message, or a part of its content such as a `tool_result`, with `"x_gateway": {"priority": …}`: how
-much the message matters when not everything fits. The mark is ours and is taken out before anything is weighed,
-compared or forwarded.
+A client may mark a message, or a part of its content such as a `tool_result`, with `"x_gateway": {"priority": …}`. The
+priority says how important the message is when the conversation must be trimmed. The mark is removed before the message
+is counted, compared or forwarded.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join, unescaped, write_fields
 
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
-#: No provider takes so many; a body with more is not worth the time it would take to weigh each of them.
+#: Limit of messages. No provider accepts as many, and counting each of them would take too long.
 MOST_MESSAGES: Final = 20_000
-#: Nor one of so many objects, values or strings, each of which becomes an object of ours: 54 MB of them took a gigabyte
-#: and 20 s. What stands within texts does not count.
+#: Limit of objects, outside of texts. Each object, value or string becomes a Python object: 54 MB of them took 1 GB of
+#: memory and 20 s.
 MOST_OBJECTS: Final = 200_000
-_MOST_COMMAS: Final = 1_000_000
-_MOST_QUOTES: Final = 1_000_000
-#: what a request is called that is not taken apart
+_MAX_COMMAS: Final = 1_000_000
+_MAX_QUOTES: Final = 1_000_000
+#: how messages to clients name a request that is too large to be parsed
 TOO_MUCH: Final = (
-    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values"
+    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values"
 )
 _TOOLS: Final = frozenset({"tools", "functions"})
-#: a priority above this is as good as pinned
+#: the highest priority as a number; a message that must always be sent is `PINNED` instead
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
-#: of a message without a mark
-_USUAL: Final = 1.0
+#: priority of a message without a mark
+_DEFAULT_PRIORITY: Final = 1.0
 _MARK: Final = b'"x_gateway"'
-#: bytes of what it may say
+#: size limit of a mark in bytes
 _MARK_BYTES: Final = 1024
 _NOTHING_KNOWN: Final = PrefixCache(0)
 _SPACE: Final = b" \t\r\n"
@@ -54,19 +54,18 @@ _MESSAGE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True)
 class Contents:
-    """What a request is made of.
+    """Fields and messages of a request, each as bytes.
 
     Attributes:
-        wire: its format.
-        fields: the top level, values as bytes; what the marks of a client were taken out of is not in here.
-        array: the messages or input items as they stand in the body, without the client's marks; None where they are
-            no array.
-        start: what is known of its first messages.
-        rest: the array behind those, without cache marks.
-        fresh: the messages in it.
-        pinned: indices of messages that the client wants sent as they are.
-        priorities: of messages that the client gave one; 1 is usual.
-        is_unloaded: the messages were let go of, to be read again from the body if they are needed.
+        wire: the format of the request.
+        fields: the top level, values as bytes. The messages in it still contain the client's marks.
+        array: the messages or input items as bytes, without the client's marks; None if they are not an array.
+        start: the cached prefix of the messages; None if there is none.
+        rest: the array after that prefix, without cache marks.
+        fresh: the messages in `rest`.
+        pinned: indices of the messages that the client wants to send unchanged.
+        priorities: the priorities that the client gave, by message index; 1 is the default.
+        is_unloaded: the messages were released, and are read from the body again if they are needed.
     """
 
     wire: Wire
@@ -81,13 +80,13 @@ class Contents:
 
     @property
     def unloaded(self) -> Contents:
-        """The same without the messages, which take twice the size of the body."""
+        """Return the same without the messages, which take twice the size of the body."""
         fields = {name: value for name, value in self.fields.items() if name != ITEMS[self.wire]}
         return Contents(self.wire, fields, is_unloaded=True)
 
     @cached_property
     def messages(self) -> tuple[bytes, ...] | None:
-        """All messages or input items, without the client's marks; None where they are no array."""
+        """Return all messages or input items, without the client's marks; None if they are not an array."""
         if self.start is None and self.rest is self.array:
             return self.fresh
         if self.start is not None and self.is_as_known:
@@ -95,7 +94,7 @@ class Contents:
         return _split(self.array) if self.array is not None else None
 
     def between(self, first: int, stop: int) -> tuple[bytes, ...]:
-        """Some of `messages`, without all the others having to be taken apart. Only where these are an array."""
+        """Return some of `messages` without parsing the others. Only for contents with an array."""
         if self.start is None or not self.is_as_known or "messages" in self.__dict__:
             return (self.messages or ())[first:stop]
         known = len(self.start.keys)
@@ -103,53 +102,53 @@ class Contents:
 
     @property
     def is_as_known(self) -> bool:
-        """Whether the array is what is known of its beginning and the rest, without cache marks in either."""
+        """Return True if the array equals the cached prefix plus `rest`: neither part contained cache marks."""
         text = self.start.text if self.start is not None else b""
         array = self.array or b""
         return len(text) + len(self.rest) == len(array) and array.startswith(text)
 
     @property
     def settled(self) -> bytes:
-        """The array without cache marks, up to the end of its last message but one."""
-        begun = self.start.text if self.start is not None else b""
-        return begun + self.rest[: self.bounds[-1] - len(begun)] if len(self.fresh) > 1 else begun
+        """Return the array without cache marks, up to the end of its second to last message."""
+        prefix = self.start.text if self.start is not None else b""
+        return prefix + self.rest[: self.bounds[-1] - len(prefix)] if len(self.fresh) > 1 else prefix
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Where each message but the last starts and stops in `settled`, one after the other."""
-        begun, known = (len(self.start.text), self.start.bounds) if self.start is not None else (0, ())
-        found, stop = list[int](), 0 if self.start is not None else 1
+        """Return start and stop in `settled` of each message but the last, in one flat tuple."""
+        prefix_length, known = (len(self.start.text), self.start.bounds) if self.start is not None else (0, ())
+        bounds, stop = list[int](), 0 if self.start is not None else 1
         for raw in self.fresh[:-1]:
             start = stop
             while self.rest[start] in _BETWEEN:
                 start += 1
             stop = start + len(raw)
-            found += [begun + start, begun + stop]
-        return (*known, *found)
+            bounds += [prefix_length + start, prefix_length + stop]
+        return (*known, *bounds)
 
     @property
     def marked(self) -> bool:
-        """Whether the client marked a message, so that the body cannot be forwarded as it came."""
+        """Return True if the client marked a message, so that the body cannot be forwarded unchanged."""
         return self.priorities is not None
 
 
 def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Contents | None:
-    """The contents of a call; None where there is nothing to weigh, or far too much.
+    """Return the contents of a call; None if it has nothing to count or is too large to be parsed.
 
     Args:
-        call: as its dialect read it.
+        call: the call as its dialect read it.
         wire: its format.
-        known: where beginnings of earlier calls are looked up.
+        known: cached prefixes of earlier calls.
 
     Raises:
-        InvalidRequest: a mark of a client means nothing, or tools are far too much.
+        InvalidRequest: a client's mark is invalid, or the tools are too large.
     """
     fields = {name: bytes(raw) for name, raw in call.fields.items()}
     array = fields.get(ITEMS[wire])
     if array is None:
         return None
     is_list, is_large = array.startswith(b"["), len(call.body) > MOST_OBJECTS
-    # Tools and schemas are built to be weighed, too.
+    # Tools and schemas are parsed for counting too.
     dense = [name for name in fields if name != ITEMS[wire] and is_far_too_much(fields[name])] if is_large else []
     _refuse_tools(dense)
     if dense:
@@ -167,7 +166,7 @@ def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Con
 
 
 def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: PrefixCache) -> Contents | None:
-    start, rest = _behind_known(wire, array, known)
+    start, rest = _split_known_prefix(wire, array, known)
     fresh = None if is_far_too_much(rest) else _split(rest)
     is_marked = _MARK in rest
     if fresh is None or len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
@@ -177,53 +176,53 @@ def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Pref
     if marks is None:
         return Contents(wire, fields, array, start, rest, fresh)
     array = bytes(join(marks.messages))
-    start, rest = _behind_known(wire, array, known)
+    start, rest = _split_known_prefix(wire, array, known)
     return Contents(wire, fields, array, start, rest, _split(rest), frozenset(marks.pinned), marks.priorities)
 
 
 def is_far_too_much(array: bytes) -> bool:
-    """Whether a value is not worth being taken apart, which is told without doing so."""
+    """Return True if a value is too large to be parsed; decided without parsing it."""
     if len(array) <= MOST_OBJECTS or not _is_dense(array):
         return False
-    # A long conversation may have as many in its texts, as logs and tables have: look at what stands outside of them.
+    # A long conversation may have as many of them in its texts (logs, tables). Count only outside of strings.
     array = unescaped(array)
-    return array.count(b'"') > _MOST_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
+    return array.count(b'"') > _MAX_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
 
 
 def _is_dense(text: bytes) -> bool:
-    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
+    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MAX_COMMAS
 
 
 def _refuse_tools(dense: Sequence[str]) -> None:
-    """Refuse far too much in what defines tools: their brackets and numbers are billed, and nothing would be held.
+    """Refuse tool definitions that are too large: they are billed, but the gateway could not reserve their tokens.
 
     Raises:
-        InvalidRequest: there is.
+        InvalidRequest: there are such tools.
     """
     for name in _TOOLS.intersection(dense):
         raise InvalidRequest(
-            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values.', param=name
+            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values.', param=name
         )
 
 
 def _refuse_marks(array: bytes) -> None:
-    """What is not looked into has no marks of a client.
+    """Refuse client marks in messages that are too large to be parsed.
 
     Raises:
-        InvalidRequest: it has.
+        InvalidRequest: there is a mark.
     """
     if _MARK in array:
         raise InvalidRequest(
-            f"{TOO_MUCH} is not looked into, so that x_gateway cannot be heeded. Send less, or no such field.",
+            f"{TOO_MUCH} is not parsed, so x_gateway cannot be applied. Send less, or remove x_gateway.",
             param="messages",
         )
 
 
 def without_marks(call: Call, wire: Wire) -> Call:
-    """A request that is forwarded unweighed, without a client's marks.
+    """Return a request that is forwarded without counting, with the client's marks removed.
 
     Raises:
-        InvalidRequest: a mark means nothing, or there is too much to look for them.
+        InvalidRequest: a mark is invalid, or the request is too large to be searched for marks.
     """
     contents = contents_of(call, wire) if _MARK in call.body else None
     if contents is None or not contents.marked or contents.messages is None:
@@ -233,16 +232,16 @@ def without_marks(call: Call, wire: Wire) -> Call:
 
 
 def with_messages(contents: Contents, messages: Sequence[bytes], known: PrefixCache | None = None) -> Contents:
-    """Return contents with these messages instead of their own."""
+    """Return contents with these messages instead of its own."""
     array = bytes(join(messages))
-    start, rest = _behind_known(contents.wire, array, known or _NOTHING_KNOWN)
+    start, rest = _split_known_prefix(contents.wire, array, known or _NOTHING_KNOWN)
     return replace(contents, array=array, start=start, rest=rest, fresh=_split(rest))
 
 
 def with_inserted(
     contents: Contents, before: Mapping[int, Sequence[bytes]], known: PrefixCache | None = None
 ) -> Contents:
-    """Return contents with more messages. `before`: these, by the index of the message that they precede."""
+    """Return contents with inserted messages. `before`: the new messages by the index of the message they precede."""
     messages, moved, sent = contents.messages or (), dict[int, int](), list[bytes]()
     for index, raw in enumerate(messages):
         sent += before.get(index, ())
@@ -253,12 +252,12 @@ def with_inserted(
     return replace(
         with_messages(contents, sent, known),
         pinned=frozenset(moved[index] for index in contents.pinned),
-        priorities={moved[index]: one for index, one in priorities.items()} if priorities is not None else None,
+        priorities={moved[index]: value for index, value in priorities.items()} if priorities is not None else None,
     )
 
 
-def _behind_known(wire: Wire, array: bytes, known: PrefixCache) -> tuple[CachedPrefix | None, bytes]:
-    """What is known of an array's beginning, and what comes behind that, without cache marks."""
+def _split_known_prefix(wire: Wire, array: bytes, known: PrefixCache) -> tuple[CachedPrefix | None, bytes]:
+    """Return the cached prefix of an array, if any, and the rest of the array without cache marks."""
     start = known.of(wire, array)
     rest = plain(array[len(start.text) :] if start is not None else array)
     if start is None and rest is not array:
@@ -268,16 +267,16 @@ def _behind_known(wire: Wire, array: bytes, known: PrefixCache) -> tuple[CachedP
 
 
 def _split(array: bytes) -> tuple[bytes, ...]:
-    """The elements of an array, or of what is left of one behind some of its elements."""
+    """Return the elements of an array, or of the rest of an array after some of its elements."""
     if not array.startswith(b"["):
         array = b"[" + array.lstrip(_SPACE).removeprefix(b",")
-    # No `map`: within one call of C no other thread has its turn.
+    # No `map`: a single C call would keep all other threads waiting.
     return tuple([bytes(raw) for raw in _LIST.decode(array)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Messages without a client's marks, and what those said."""
+    """Messages without the client's marks, and the content of these marks."""
 
     messages: list[bytes]
     pinned: set[int]
@@ -285,64 +284,64 @@ class _Marks:
 
     @classmethod
     def of(cls, messages: Sequence[bytes], array: str) -> _Marks | None:
-        """Those of all messages of an array; None where there are none.
+        """Remove and read the marks of all messages of an array; None if there are none.
 
         Raises:
-            InvalidRequest: one means nothing.
+            InvalidRequest: a mark is invalid.
         """
-        marks, found = cls(list(messages), set(), {}), False
+        marks, has_marks = cls(list(messages), set(), {}), False
         for index, raw in enumerate(messages):
-            taken = _without_marks(raw, f"{array}[{index}]") if _MARK in raw else None
-            if taken is None:
+            unmarked = _without_marks(raw, f"{array}[{index}]") if _MARK in raw else None
+            if unmarked is None:
                 continue
-            found = True
-            marks.messages[index], priority = taken
+            has_marks = True
+            marks.messages[index], priority = unmarked
             if priority == math.inf:
                 marks.pinned.add(index)
             else:
                 marks.priorities[index] = priority
-        return marks if found else None
+        return marks if has_marks else None
 
 
 def _without_marks(raw: bytes, place: str) -> tuple[bytes, float] | None:
-    """A message without marks, of its own or in its parts, and the highest priority that they say; None without marks.
+    """Return a message without its marks, and the highest priority in them; None if it has no marks.
 
-    Parts are cut together, as the message that they are in: where some of them are marked, all others are as usual.
-    `math.inf`: it is pinned.
+    The mark may be on the message or on its parts. Parts are trimmed together, as one message. If some parts are
+    marked, the others count with the default priority. `math.inf`: the message is pinned.
 
     Raises:
-        InvalidRequest: a mark means nothing.
+        InvalidRequest: a mark is invalid.
     """
     fields = _object(raw)
     if fields is None:
         return None
-    said = [_taken(fields, place)]
+    given = [_pop_priority(fields, place)]
     content = fields.get("content", msgspec.Raw())
     parts = _list(content) if _MARK in bytes(content) else ()
     objects = [_object(part) for part in parts]
-    of_parts = [_taken(part, f"{place}.content[{at}]") for at, part in enumerate(objects) if part is not None]
+    of_parts = [_pop_priority(part, f"{place}.content[{at}]") for at, part in enumerate(objects) if part is not None]
     if any(priority is not None for priority in of_parts):
-        said += [_USUAL if priority is None else priority for priority in of_parts]
+        given += [_DEFAULT_PRIORITY if priority is None else priority for priority in of_parts]
         shorter = [
             bytes(was) if now is None else msgspec.json.encode(now) for was, now in zip(parts, objects, strict=True)
         ]
         fields["content"] = join(shorter)
-    priorities = [priority for priority in said if priority is not None]
+    priorities = [priority for priority in given if priority is not None]
     return (msgspec.json.encode(fields), max(priorities)) if priorities else None
 
 
-def _taken(fields: dict[str, msgspec.Raw], place: str) -> float | None:
-    """The priority of a mark, which is taken out; None where there is none.
+def _pop_priority(fields: dict[str, msgspec.Raw], place: str) -> float | None:
+    """Remove the mark and return its priority; None if there is no mark.
 
     Raises:
-        InvalidRequest: it means nothing.
+        InvalidRequest: the mark is invalid.
     """
     mark = fields.pop("x_gateway", None)
     if mark is None:
         return None
-    where = f"{place}.x_gateway"
-    check_length(where, mark, _MARK_BYTES)
-    return _priority(decode(mark), where)
+    mark_name = f"{place}.x_gateway"
+    check_length(mark_name, mark, _MARK_BYTES)
+    return _priority(decode(mark), mark_name)
 
 
 def _object(raw: bytes) -> dict[str, msgspec.Raw] | None:
@@ -359,22 +358,22 @@ def _list(raw: bytes) -> Sequence[bytes]:
         return ()
 
 
-def _priority(mark: Any, where: str) -> float:
-    """What a mark says; `math.inf`: the message is pinned.
+def _priority(mark: Any, mark_name: str) -> float:
+    """Return the priority in a mark; `math.inf`: the message is pinned.
 
     Raises:
-        InvalidRequest: it says nothing that is known.
+        InvalidRequest: the mark is not of a known form.
     """
     if not isinstance(mark, dict) or set(mark) - {"priority"}:
-        raise InvalidRequest(f'{where} must be an object with the field "priority" only.', param=where)
-    value = mark.get("priority", _USUAL)
+        raise InvalidRequest(f'{mark_name} must be an object with the field "priority" only.', param=mark_name)
+    value = mark.get("priority", _DEFAULT_PRIORITY)
     if value == PINNED:
         return math.inf
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MOST_PRIORITY:  # nor is NaN
+    if not is_number or not 0 <= value <= MOST_PRIORITY:  # NaN fails this comparison too
         raise InvalidRequest(
-            f'{where}.priority must be "{PINNED}" or a number from 0 (first to go) over 1 (usual) to '
+            f'{mark_name}.priority must be "{PINNED}" or a number from 0 (dropped first) over 1 (default) to '
             f"{MOST_PRIORITY:.0f}.",
-            param=f"{where}.priority",
+            param=f"{mark_name}.priority",
         )
     return float(value)

@@ -16,7 +16,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 
-#: by what providers call an error: the status that says the same. Anthropic:
+#: The status for each error type or code of the providers. Anthropic:
 #: https://docs.claude.com/en/api/errors; OpenAI: https://platform.openai.com/docs/guides/error-codes
 _STATUSES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("invalid_request_error", "invalid_prompt", "context_length_exceeded", "billing_error"), 400),
@@ -29,42 +29,42 @@ _STATUSES: Final[Mapping[str, int]] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-#: by the code that the gateway gives an error of its own, whose type says less
+#: the status for the gateway's own error codes, which are more specific than their types
 _OWN_STATUSES: Final[Mapping[str, int]] = {
     fault.code: fault.status
     for fault in (ShuttingDown, StoreUnavailable, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable)
 }
-#: the status of an error that tells none
+#: the status of an error that names none
 _UNKNOWN: Final = 502
 
 
-def plain(said: bytes) -> bytes:
-    """The body that the error would have as an answer of its own; `response.failed` has it inside its response."""
+def plain(data: bytes) -> bytes:
+    """Return the body that the error would have as a separate response; unwraps it from `response.failed`."""
     try:
-        value: Any = json.loads(said)
+        value: Any = json.loads(data)
         error = value["response"]["error"]
     except (ValueError, RecursionError, LookupError, TypeError):
-        return said
+        return data
     return encode({"error": error})
 
 
-def status_of(said: bytes) -> int:
-    """The status that an error would have had as an answer of its own."""
+def status_of(data: bytes) -> int:
+    """Return the status that the error would have as a separate response."""
     try:
-        value: Any = json.loads(plain(said))
+        value: Any = json.loads(plain(data))
     except (ValueError, RecursionError):
         return _UNKNOWN
     error = value.get("error") if isinstance(value, dict) else None
-    for told in (error, value):
-        if isinstance(told, dict):
+    for holder in (error, value):
+        if isinstance(holder, dict):
             for name in ("status", "status_code", "code", "type"):
-                status = _as_status(told.get(name))
+                status = _as_status(holder.get(name))
                 if status is not None:
                     return status
     return _UNKNOWN
 
 
-def _as_status(said: object) -> int | None:
-    if isinstance(said, str):
-        said = int(said) if re.fullmatch(r"[45]\d\d", said) else _STATUSES.get(said) or _OWN_STATUSES.get(said)
-    return said if type(said) is int and 400 <= said <= 599 else None  # noqa: PLR2004
+def _as_status(value: object) -> int | None:
+    if isinstance(value, str):
+        value = int(value) if re.fullmatch(r"[45]\d\d", value) else _STATUSES.get(value) or _OWN_STATUSES.get(value)
+    return value if type(value) is int and 400 <= value <= 599 else None  # noqa: PLR2004

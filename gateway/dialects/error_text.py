@@ -1,7 +1,7 @@
-"""Read the provider's own words from an error body, without the labels that SDKs and proxies write before them.
+"""Read the provider's own message from an error body, without the labels that SDKs and proxies put before it.
 
-An error that quotes the request says something of its own first. Whoever reads a sentence believes it only where it
-begins the provider's message, so that the text of a user teaches nothing.
+An error that quotes the request begins with other words. Other modules therefore accept a sentence only at the start of
+the provider's message, so that text of a user cannot change what the gateway learns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 
 #: bytes of a body that are read
 _MAX_BODY: Final = 65_536
-#: Characters of a message that are read; the longest known refusal has 300, nested in a proxy's 600.
+#: Characters of a message that are read. The longest known error has 300, and 600 nested in a proxy's error.
 _MAX_TEXT: Final = 2_000
-#: Errors in the text of errors that are read as JSON; what is deeper is read as printed text.
+#: Nested errors that are parsed as JSON. Deeper ones are read as printed text.
 _MAX_DEPTH: Final = 2
 _MAX_LABELS: Final = 8
 _FLAGS: Final = re.IGNORECASE | re.ASCII
@@ -24,9 +24,9 @@ _NO_FIELDS: Final[Mapping[str, object]] = {}
 
 
 class ErrorText(NamedTuple):
-    """A message of an error: its words, the labels before them, and the fields of the object that holds it.
+    """A message of an error: its text, the labels before it, and the fields of the object that holds it.
 
-    After the messages of an object comes one without words.
+    The messages of an object are followed by an `ErrorText` with the fields and an empty text.
     """
 
     text: str
@@ -34,7 +34,7 @@ class ErrorText(NamedTuple):
     fields: Mapping[str, object] = _NO_FIELDS
 
 
-#: what SDKs, proxies and clouds write before the words of another
+#: labels that SDKs, proxies and clouds put before the message of another system
 _LABEL: Final = re.compile(
     r"(?:litellm\.)?\w{0,60}(?:Error|Exception)(?:: | - )"
     r"|Error code: \d{3} - "
@@ -51,8 +51,8 @@ _LABEL: Final = re.compile(
     r"|\[address=[^\]]{1,60}\] ",
     _FLAGS,
 )
-#: The way to the message of an error printed into another's, as JSON or as Python prints it. Only fields that hold no
-#: words of the request may stand before it. Backslashes are gone by then, of a line break its "n" is left.
+#: The text before a message that was printed into another error, as JSON or in Python's notation. Only fields without
+#: text of the request may precede the message. Backslashes are already removed; of "\n" the "n" remains.
 _PRINTED: Final = re.compile(
     r"""b?["']?\[?n? ?\{n? {0,3}"""
     r"""(?:["'](?:type|object|code|status|param|error|error_type)["']: ?"""
@@ -62,12 +62,12 @@ _PRINTED: Final = re.compile(
 )
 
 
-def said_in(body: bytes) -> Iterator[ErrorText]:
-    """Yield what an error body says, the innermost error first."""
-    yield from _said(body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), 0, _NO_FIELDS)
+def messages_in(body: bytes) -> Iterator[ErrorText]:
+    """Yield the messages of an error body, the innermost error first."""
+    yield from _messages(body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n"), 0, _NO_FIELDS)
 
 
-def _said(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[ErrorText]:
+def _messages(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[ErrorText]:
     value = parsed(text) if depth < _MAX_DEPTH else None
     if value is None:
         yield _sentence(text, fields)
@@ -77,12 +77,12 @@ def _said(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[Error
         raw = metadata.get("raw") if isinstance(metadata, dict) else None
         for words in (error.get("message"), error.get("Message"), error.get("error"), error.get("detail"), raw):
             if isinstance(words, str):
-                yield from _said(words, depth + 1, error)
+                yield from _messages(words, depth + 1, error)
         yield ErrorText("", "", error)
 
 
 def parsed(text: str) -> object:
-    """Return a JSON object or array, or None for anything else, such as one that is cut or too deep."""
+    """Return a JSON object or array, or None for anything else, such as one that is incomplete or too deep."""
     if not text.startswith(("{", "[")):
         return None
     try:
@@ -92,7 +92,7 @@ def parsed(text: str) -> object:
 
 
 def _errors(value: object) -> Iterator[Mapping[str, object]]:
-    """Yield the objects of a body that say what is wrong, the inner one first."""
+    """Yield the objects of a body that describe the error, the inner one first."""
     if isinstance(value, list):
         value = value[0] if value else None
     if not isinstance(value, dict):
@@ -104,8 +104,8 @@ def _errors(value: object) -> Iterator[Mapping[str, object]]:
 
 
 def _sentence(text: str, fields: Mapping[str, object]) -> ErrorText:
-    """Return a message in prose, and the labels before it."""
-    # Twice printed, quotes have backslashes; some proxies make apostrophes round.
+    """Split a message into its labels and its text."""
+    # Text that was printed twice has backslashes before quotes. Some proxies use typographic apostrophes.
     text = text[:_MAX_TEXT].replace("\\", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     text = " ".join(text.split())
     start = 0

@@ -1,4 +1,4 @@
-"""Read the top level of a JSON body with each value as bytes, and write it again."""
+"""Read the top level of a JSON body with each value as raw bytes, and write it back."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 
 Fields = Mapping[str, msgspec.Raw]
-#: the same, some of them set anew
+#: the same, with some fields replaced
 AnyFields = Mapping[str, bytes | msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: digits of a whole number; one with more is read as None
-_MOST_DIGITS: Final = 400
-#: what may stand before a value
+_MAX_DIGITS: Final = 400
+#: characters that may precede a value
 _BLANK: Final = " \t\r\n\0"
-#: bytes whose encoding is checked at once: the text that is made of them takes up to four times as many
+#: Bytes whose encoding is checked at once. The decoded text may take four times as much memory.
 _CHECKED_AT_ONCE: Final = 2**20
-#: raised for what is no JSON, also where it is no text
+#: the errors of data that is not JSON or not UTF-8
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-#: top-level fields of a body; no API has a hundred
+#: Limit of top-level fields of a body. No API has a hundred.
 _MAX_FIELDS: Final = 4096
-#: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
+#: A body of at most this many bytes cannot exceed `_MAX_FIELDS`, because a field takes at least five (`"":1,`).
 _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 
-#: what names the session for the gateway, in the body or in its metadata
+#: the field that names the session for the gateway, at the top level or in `metadata`
 _SESSION_ID: Final = "session_id"
 _METADATA: Final = "metadata"
-#: Fields that decide what a call may cost. Some servers read keys without regard to case, and take the last of two.
+#: Fields that decide the cost of a call. Some servers ignore the case of keys and use the last of two.
 _MEANT: Final = frozenset(
     {
         *("model", "models", "fallbacks", "stream", "stream_options", "background", "deferred"),
@@ -44,12 +44,12 @@ _MEANT: Final = frozenset(
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
     }
 )
-#: Bytes of the fields that are built to be looked at, more than any real request has; a longer one would keep all other
-#: calls waiting while it is. Numbers, then names and switches, then what may hold a schema or a list of tools.
-_MOST_BYTES: Final[Mapping[str, int]] = {
+#: Size limit in bytes of the fields that are decoded, above any real request. Decoding a longer value would delay all
+#: other calls. First numbers, then names and switches, then fields that may hold a schema or a list of tools.
+_MAX_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("n", "best_of", "n_predict", "min_tokens"), 64),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    # Each that was not seen before is looked up in all tables, and kept with what is learned of it.
+    # Every new model name is looked up in all tables and pending with what is learned about the model.
     "model": 1024,
     **dict.fromkeys(("models", "fallbacks"), 64 * 1024),
     **dict.fromkeys(("stream", "stream_options", "background", "deferred"), 64 * 1024),
@@ -58,7 +58,7 @@ _MOST_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("tool_choice", "function_call"), 2**20),
     **dict.fromkeys(("response_format", "output_config", "output_format", "text", "client_metadata"), 2**20),
 }
-#: in JSON whose escaped backslashes are masked: an escape that is half of a surrogate pair without its other half
+#: an escaped half of a surrogate pair without its other half; escaped backslashes are masked before the search
 _HALF: Final = re.compile(
     rb"(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -66,7 +66,7 @@ _HALF: Final = re.compile(
 
 
 class _Name:
-    """A key as it stands in the body: two of the same spelling are still two."""
+    """A key of the body. Two equal keys stay two different objects, so that duplicates can be detected."""
 
     __slots__ = ("text",)
 
@@ -75,7 +75,7 @@ class _Name:
 
 
 def _counting_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
-    """Reads one body and counts its keys, so that millions of them are refused before they are held."""
+    """Return a decoder for one body that counts keys, so that it fails before it keeps millions of them."""
     count = itertools.count(1)
 
     def name(_: type, text: str) -> _Name:
@@ -90,11 +90,11 @@ _FIELDS_DECODER: Final = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """The top level of a JSON object.
+    """Return the fields of a JSON object, with the values as raw bytes.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, a key stands twice, far too many keys, or
-            far too much in a field that says little.
+        InvalidRequest: the body is not UTF-8, not JSON, not an object or nested too deep; or it has a duplicate key,
+            too many keys, or a field that is too long.
     """
     _check_encoding(body)
     try:
@@ -103,68 +103,68 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.ValidationError:
         raise InvalidRequest('The request body is JSON, but not an object. Send an object like {"model": …}.') from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(_told(body, error)) from None
+        raise InvalidRequest(_invalid_json_message(body, error)) from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deep to be read.") from None
     fields = {name.text: raw for name, raw in named.items()}
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
-    for name in _MOST_BYTES.keys() & fields:
-        check_length(name, fields[name], _MOST_BYTES[name])
+    for name in _MAX_BYTES.keys() & fields:
+        check_length(name, fields[name], _MAX_BYTES[name])
     refuse_other_spellings(fields, _MEANT)
     return fields
 
 
 def _check_encoding(body: bytes) -> None:
-    """Refuse a body that is not UTF-8, without a text being made of all of it.
+    """Refuse a body that is not UTF-8, without decoding all of it into one string.
 
     Raises:
-        InvalidRequest: it is not.
+        InvalidRequest: it is not UTF-8.
     """
     if body.isascii():
         return
     decoder, view, at = codecs.getincrementaldecoder("utf-8")(), memoryview(body), 0
     try:
         for at in range(0, len(body), _CHECKED_AT_ONCE):
-            kept = len(decoder.getstate()[0])
+            pending = len(decoder.getstate()[0])
             decoder.decode(view[at : at + _CHECKED_AT_ONCE], final=at + _CHECKED_AT_ONCE >= len(body))
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"The request body is not valid UTF-8 (byte {at - kept + error.start}). Send JSON encoded as UTF-8."
+            f"The request body is not valid UTF-8 (byte {at - pending + error.start}). Send JSON encoded as UTF-8."
         ) from None
 
 
-def refuse_other_spellings(names: Collection[str], of: Container[str]) -> None:
-    """Refuse a name that is one of these but for the case of its letters.
+def refuse_other_spellings(names: Collection[str], known: Container[str]) -> None:
+    """Refuse a name that differs from a known one only by upper or lower case.
 
     Raises:
-        InvalidRequest: there is one.
+        InvalidRequest: there is such a name.
     """
     joined = "".join(names)
     if joined.isascii() and joined.islower():
         return
     for name in names:
-        if (meant := name.casefold()) in of and name != meant:
-            raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
+        if (meant := name.casefold()) in known and name != meant:
+            raise InvalidRequest(f'The field "{name}" must be written "{meant}".', param=name)
 
 
-def _told(body: bytes, error: msgspec.DecodeError) -> str:
-    """What is wrong with a body that cannot be read."""
+def _invalid_json_message(body: bytes, error: msgspec.DecodeError) -> str:
+    """Return the error message for a body that is not valid JSON."""
     half = _HALF.search(body.replace(rb"\\", b"__"))
     if half is None:
         return f"The request body is not valid JSON: {error}."
     return (
-        f"The JSON of the request body holds half a character: {half[1].decode()} at byte {half.start(1)} is a lone "
-        "surrogate, which no UTF-8 text can hold. Cut texts between whole characters, or replace such halves "
+        f"The JSON of the request body has half a character: {half[1].decode()} at byte {half.start(1)} is a lone "
+        "surrogate, which is invalid in UTF-8. Split texts only between whole characters, or replace such halves "
         "(JavaScript: text.toWellFormed())."
     )
 
 
 def check_length(name: str, raw: bytes | msgspec.Raw, most: int) -> None:
-    """Refuse a value that is longer than it may be.
+    """Refuse a value that is too long.
 
     Raises:
-        InvalidRequest: it is.
+        InvalidRequest: it has more than `most` bytes.
     """
     size = memoryview(raw).nbytes
     if size > most:
@@ -172,17 +172,17 @@ def check_length(name: str, raw: bytes | msgspec.Raw, most: int) -> None:
 
 
 def _refuse_duplicates(names: list[str]) -> None:
-    """A body whose keys stand twice means one thing to us and may mean another to the provider."""
+    """Raise an error for a duplicate key: the gateway and the provider could read different values."""
     name = min(name for name, times in Counter(names).items() if times > 1)
     raise InvalidRequest(
-        f'The field "{name[:80]}" stands more than once in the request body. Send it once.', param=name[:80]
+        f'The field "{name[:80]}" appears more than once in the request body. Send it once.', param=name[:80]
     )
 
 
 def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
-    """The object again, with some top-level fields replaced or added; all others keep their bytes and their order.
+    """Return the JSON object with some top-level fields replaced or added; all others keep their bytes and order.
 
-    Those that are to be `UNSET` are left out.
+    Fields with the value `UNSET` are removed.
     """
     merged: dict[str, object] = {**fields, **changes}
     if msgspec.UNSET in changes.values():
@@ -191,9 +191,9 @@ def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
 
 
 def without_session_id(fields: Fields, *, in_metadata: bool) -> dict[str, object]:
-    """Return the fields to set so that no `session_id` is sent, which names the session for the gateway alone.
+    """Return the fields to set so that no `session_id` is sent; only the gateway uses it.
 
-    `in_metadata`: also none in `metadata`, where a format takes no fields of the caller's own.
+    `in_metadata`: remove it from `metadata` too, for formats that accept no custom metadata fields.
     """
     changes: dict[str, object] = {_SESSION_ID: msgspec.UNSET} if _SESSION_ID in fields else {}
     metadata = decode(fields[_METADATA]) if in_metadata and _METADATA in fields else None
@@ -204,41 +204,41 @@ def without_session_id(fields: Fields, *, in_metadata: bool) -> dict[str, object
 
 
 def unescaped(text: bytes) -> bytes:
-    """JSON without the escapes in its strings: every quote that is left begins or ends one."""
-    # To look for one is quicker than to replace none.
+    """Return JSON without the escapes in its strings, so that every remaining quote begins or ends a string."""
+    # Searching first is faster than replacing when there is no backslash.
     return text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
 
 
 def join(items: Sequence[bytes]) -> msgspec.Raw:
-    """The JSON array of these values."""
+    """Return the JSON array of these encoded values."""
     return msgspec.Raw(b"[" + b",".join(items) + b"]")
 
 
 def decode(raw: bytes | msgspec.Raw) -> Any:
-    """Any JSON value; None where it cannot be read. For foreign values that may be anything."""
+    """Decode any JSON value; return None if it cannot be read. For values from outside, which may be anything."""
     try:
         return _ANY_DECODER.decode(raw)
     except UNREADABLE:
         pass
     try:
-        # Knows NaN and numbers beyond a double, which some providers send, and bytes that are no UTF-8.
+        # Reads NaN, numbers too large for a double (some providers send them) and invalid UTF-8.
         return json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=_int)
     except (ValueError, RecursionError):
         return None
 
 
 def read_piece(raw: bytes) -> Any:
-    """What `gateway.core.counting.request.decoded` says of a piece, in a third of the time."""
+    """Decode a piece of JSON like `gateway.core.counting.request.decoded`, in a third of the time."""
     try:
         return _ANY_DECODER.decode(raw)
     except UNREADABLE:
         return decoded(raw)
 
 
-def decode_answer(raw: bytes) -> Any:
-    """The same of an answer, also where it has a flaw that clients read over; None where it holds a second value.
+def decode_response(raw: bytes) -> Any:
+    """Decode a response like `decode`, but accept flaws that clients accept; None if a second value follows.
 
-    A byte order mark, raw control characters in a text, bytes behind the value: it says what it says all the same.
+    Accepted flaws: a byte order mark, raw control characters in strings, and extra bytes after the value.
     """
     value = decode(raw)
     if value is not None:
@@ -252,18 +252,18 @@ def decode_answer(raw: bytes) -> Any:
 
 
 def _int(digits: str) -> int | None:
-    """A whole number; none of so many digits that Python does not read them."""
-    return int(digits) if len(digits) < _MOST_DIGITS else None
+    """Return an integer, or None if it has more digits than Python reads."""
+    return int(digits) if len(digits) < _MAX_DIGITS else None
 
 
 _LENIENT_DECODER: Final = json.JSONDecoder(strict=False, parse_int=_int)
 
 
 def string_field(fields: Fields, name: str) -> str | None:
-    """A top-level string, or None where it is absent or null.
+    """Return a top-level string, or None if it is absent or null.
 
     Raises:
-        InvalidRequest: it is there and is something else.
+        InvalidRequest: the value is not a string.
     """
     if not is_given(fields, name):
         return None
@@ -274,10 +274,10 @@ def string_field(fields: Fields, name: str) -> str | None:
 
 
 def model_field(fields: Fields) -> str:
-    """The model to call.
+    """Return the model to call.
 
     Raises:
-        InvalidRequest: none is named, or by something that is no string.
+        InvalidRequest: the model is missing or not a string.
     """
     model = string_field(fields, "model")
     if not model:
@@ -286,10 +286,10 @@ def model_field(fields: Fields) -> str:
 
 
 def messages_field(fields: Fields) -> msgspec.Raw:
-    """The array of messages.
+    """Return the array of messages.
 
     Raises:
-        InvalidRequest: it is absent, or is none.
+        InvalidRequest: it is missing or not an array.
     """
     messages = fields.get("messages")
     if messages is None or memoryview(messages)[0] != ord("["):
@@ -298,15 +298,15 @@ def messages_field(fields: Fields) -> msgspec.Raw:
 
 
 def is_given(fields: Fields, name: str) -> bool:
-    """Whether a field is there and is not null."""
+    """Return True if a field is present and not null."""
     return name in fields and bytes(fields[name]) != b"null"
 
 
 def flag_field(fields: Fields, name: str) -> bool:
-    """A top-level boolean; absent and null are False.
+    """Return a top-level boolean; absent and null are False.
 
     Raises:
-        InvalidRequest: it is there and is something else.
+        InvalidRequest: the value is not a boolean.
     """
     raw = fields.get(name)
     if raw is None:

@@ -1,9 +1,9 @@
-"""Read the numbers of a provider's refusal of a request that is too long.
+"""Read the numbers in a provider's error about a request that is too long.
 
-There is no common shape: some say it with a code, most with a sentence. A sentence is believed only where it begins
-the provider's own message (after the labels that SDKs and proxies put before it). An error that quotes the request
-says something of its own first, so that a user who writes "the prompt is too long: 9 tokens > 8 maximum" teaches nobody
-a window of 8 tokens.
+There is no common form: some providers send a code, most a sentence. A sentence is accepted only at the start of the
+provider's own message, after the labels that SDKs and proxies put before it. An error that quotes the request begins
+with other words. A user who writes "the prompt is too long: 9 tokens > 8 maximum" therefore cannot set a window of 8
+tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from typing import Final
 
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.values import dataclass
-from gateway.dialects.error_text import ErrorText, said_in
+from gateway.dialects.error_text import ErrorText, messages_in
 from gateway.dialects.length_words import lengths_in
 from gateway.dialects.reported import count
 
 
 @dataclass(frozen=True, slots=True)
 class LengthError:
-    """What the provider said of the length it refuses, in tokens; None for what it did not say.
+    """Lengths in an error about a request that is too long, in tokens; None for what it does not say.
 
-    `limit`: what the model takes, in all or of input (few providers say which; `of_input`: this one said so). `asked`:
-    the input as the provider counted it. `output`: what was reserved for the answer.
+    Attributes:
+        limit: the limit of the model, for input and output together or for the input alone.
+        asked: the input as counted by the provider.
+        output: the tokens reserved for the output.
+        of_input: True if the error says that `limit` is for the input alone; few providers do.
     """
 
     limit: int | None = None
@@ -48,7 +51,7 @@ _NUMBER: Final = r"\d[\d,]{0,14}"
 
 
 def _pattern(sentence: str) -> re.Pattern[str]:
-    """What matches `sentence`, where `{limit}` and its like stand for numbers, and `{n}` for one that says nothing.
+    """Return a pattern for a sentence with placeholders such as `{limit}` for numbers; `{n}` is an ignored number.
 
     `{input}` is a limit of the input alone.
     """
@@ -70,8 +73,8 @@ _MODEL_MAXIMUM: Final = tuple(
     for kind in ("context", "prompt")
 )
 _JOINT: Final = re.compile(r"(?: tokens)?[,.]? (?:however,? |and |but )?", _FLAGS)
-#: What may follow. Numbers in a sentence that is not here are not guessed at: a total of input and output is neither,
-#: and "at least" is where a server stopped counting.
+#: Texts that may follow. Numbers in other sentences are not interpreted: a total of input and output is neither of
+#: them, and "at least" is where a server stopped counting.
 _FOLLOWING: Final = (
     *map(
         _pattern,
@@ -89,10 +92,9 @@ _FOLLOWING: Final = (
 #: "7000 in the messages", "155 of tool input", "0 for the completion"
 _PART: Final = re.compile(rf"({_NUMBER}) (?:in|of|for) ([a-z ]{{1,40}})", _FLAGS)
 
-#: Every other sentence that its words and numbers alone do not tell (see `length_words.py`), the longer of two before
-#: the shorter. Where a number is an `{n}`, it is one of characters, a
-#: bound, or a sum with an unknown part for the answer. `{input}` stands where the provider is known to have a limit of
-#: the input beside the window; elsewhere, and in doubt, the answer is taken to need room in the limit too.
+#: Sentences that `length_words.py` cannot read from words and numbers alone. The longer of two similar ones is first.
+#: `{n}` is a number of characters, a bound, or a sum with an unknown part for the output. `{input}` is used only if the
+#: provider is known to limit the input separately. Otherwise the limit is assumed to include the output.
 _SENTENCES: Final = tuple(
     map(
         _pattern,
@@ -139,7 +141,7 @@ _SENTENCES: Final = tuple(
                 "Given: {asked} `inputs` tokens and {output} `max_new_tokens`"
             ),
             "`inputs` must have less than {input} tokens. Given: {asked}",
-            # vLLM; it stops to count at one too many
+            # vLLM; it stops counting at one token too many
             (
                 "You passed {n} input tokens and requested {output} output tokens. "
                 "However, the model's context length is only {limit} tokens"
@@ -151,7 +153,7 @@ _SENTENCES: Final = tuple(
             "The decoder prompt (length {asked}) is longer than the maximum model length of {limit}",
             # llama.cpp, its Python server, Ollama
             "the request exceeds the available context size",
-            # LM Studio; what it keeps is the beginning
+            # LM Studio; it keeps the first tokens of the prompt
             (
                 "Trying to keep the first {n} tokens when context the overflows. "
                 "However, the model is loaded with context length of only {limit} tokens"
@@ -172,50 +174,50 @@ _SENTENCES: Final = tuple(
 
 
 def length_error(status: int, body: bytes) -> LengthError | None:
-    """The refusal in `body`; None where it is none, or one for another reason than length."""
+    """Return the lengths in an error body; None if the error has another reason than length."""
     if status not in TELLING:
         return None
-    return next(filter(None, map(_read, said_in(body))), None)
+    return next(filter(None, map(_read, messages_in(body))), None)
 
 
-def _read(said: ErrorText) -> LengthError | None:
-    """Read one message: the numbers beside it, its words, its code."""
-    fields = said.fields
+def _read(message: ErrorText) -> LengthError | None:
+    """Read one message: the numbers in its fields, its text, its code."""
+    fields = message.fields
     if fields.get("type") == "exceed_context_size_error":
         limit = count(fields.get("n_ctx"))
         if limit:
             return LengthError(limit, count(fields.get("n_prompt_tokens")))
-    if not said.text:
+    if not message.text:
         codes = (fields.get("code"), fields.get("type"))
         return LengthError() if any(isinstance(word, str) and word in _CODES for word in codes) else None
-    text = said.text
-    found = _model_maximum(text) or _sentence(text) or _in_other_words(text)
-    return LengthError() if found is None and "ContextWindowExceededError" in said.labels else found
+    text = message.text
+    lengths = _model_maximum(text) or _sentence(text) or _in_other_words(text)
+    return LengthError() if lengths is None and "ContextWindowExceededError" in message.labels else lengths
 
 
 def _model_maximum(text: str) -> LengthError | None:
-    """The most widespread sentence: a window, and what was asked for in one of many ways."""
+    """Read the most common sentence: a window, and the requested tokens in one of many wordings."""
     head = _first(_MODEL_MAXIMUM, text)
     if head is None:
         return None
     joint = _JOINT.match(text, head.end())
     following = _first(_FOLLOWING, text, joint.end()) if joint else None
-    said = head.groupdict() | (following.groupdict() if following else {})
-    parts = said.get("parts")
+    groups = head.groupdict() | (following.groupdict() if following else {})
+    parts = groups.get("parts")
     if parts:
         asked, output = _parts(parts)
-        return LengthError(_number(said["limit"]), asked, output)
-    return _from_groups(said)
+        return LengthError(_number(groups["limit"]), asked, output)
+    return _from_groups(groups)
 
 
 def _in_other_words(text: str) -> LengthError | None:
-    """Read a sentence that is not known word by word."""
-    found = lengths_in(text)
-    return LengthError(found.limit, found.asked) if found is not None else None
+    """Read a sentence with unknown wording, by its key terms."""
+    lengths = lengths_in(text)
+    return LengthError(lengths.limit, lengths.asked) if lengths is not None else None
 
 
 def _parts(text: str) -> tuple[int | None, int | None]:
-    """The input's and the output's sum of what stands in brackets after a total."""
+    """Return the sums of the input and of the output in the parentheses after a total."""
     sums: dict[bool, int] = {}
     for number, name in _PART.findall(text):
         is_output = "completion" in name.lower() or "output" in name.lower()
@@ -224,20 +226,20 @@ def _parts(text: str) -> tuple[int | None, int | None]:
 
 
 def _sentence(text: str) -> LengthError | None:
-    found = _first(_SENTENCES, text)
-    return _from_groups(found.groupdict()) if found else None
+    match = _first(_SENTENCES, text)
+    return _from_groups(match.groupdict()) if match else None
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str, start: int = 0) -> re.Match[str] | None:
     return next(filter(None, (pattern.match(text, start) for pattern in patterns)), None)
 
 
-def _from_groups(said: Mapping[str, str | None]) -> LengthError:
-    most = _number(said.get("input"))
-    limit, asked, over = most or _number(said.get("limit")), _number(said.get("asked")), _number(said.get("over"))
+def _from_groups(groups: Mapping[str, str | None]) -> LengthError:
+    most = _number(groups.get("input"))
+    limit, asked, over = most or _number(groups.get("limit")), _number(groups.get("asked")), _number(groups.get("over"))
     if limit is not None and over is not None:
         asked = limit + over
-    return LengthError(limit or None, asked, _number(said.get("output")), of_input=bool(most))
+    return LengthError(limit or None, asked, _number(groups.get("output")), of_input=bool(most))
 
 
 def _number(digits: str | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Read a refusal for length in unknown words, by its key terms and numbers.
+"""Read an error about a request that is too long, if its wording is unknown, by its key terms and numbers.
 
 A sentence is used only if every word is in a fixed list of words from length errors. Identifiers (with a digit or an
 underscore) are ignored. Text that is quoted from the request has other words, and quotes around several of them.
@@ -10,7 +10,7 @@ import re
 from typing import Final, NamedTuple
 
 #: characters of the first sentence that are read
-_MOST: Final = 300
+_MAX_CHARACTERS: Final = 300
 _FLAGS: Final = re.IGNORECASE | re.ASCII
 _END: Final = re.compile(r"[.!?;](?:\s|$)")
 _WORD: Final = re.compile(r"[^\W\d]+(?:'s)?")
@@ -51,7 +51,7 @@ _WORDS: Final = frozenset(
         *("your"),
     }
 )
-#: names of what is long and of what it is longer than; all other names say nothing
+#: names of a length or of its limit; other names have no meaning here
 _TERM: Final = re.compile(
     r"\b(?:context|prompt|length|tokens?|sequence|seq|max_model_len|max_seq_len|n_ctx|num_ctx|\w*_tokens|\w*_length)\b",
     _FLAGS,
@@ -61,13 +61,13 @@ _EXCESS: Final = re.compile(
     r"|(?:must|should) (?:be|have)|cannot (?:be|have)|maximum|\blimit|[<>]=?|\bbut\b",
     _FLAGS,
 )
-#: An output limit, a rate or a size in other units is no length of a request.
+#: The error is about an output limit, a rate or another unit, not about the length of a request.
 _OTHER: Final = re.compile(
     r"\b(?:max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|max(?:imum)? tokens|output|completion"
     r"|per|rate|batch)\b",
     _FLAGS,
 )
-#: What stands before a limit, with few words between. The request's own length comes after other words.
+#: Words that precede a limit, with few words between. Other words precede the length of the request.
 _LIMIT: Final = re.compile(
     r"(?:\b(?:max\w*|limit\w*|window|capacity|than|exceed\w*|most|to|only|size|n_ctx|num_ctx)\b|<=?)\W+"
     r"(?:[a-z_]+\W+){0,4}?(?P<number>\d[\d,]{0,14})(?![\w-])",
@@ -76,23 +76,23 @@ _LIMIT: Final = re.compile(
 
 
 class Lengths(NamedTuple):
-    """The limit that a refusal names and the length that was refused, in tokens; None for what it does not say."""
+    """Limit in an error and the length that was refused, in tokens; None for what it does not say."""
 
     limit: int | None = None
     asked: int | None = None
 
 
 def lengths_in(text: str) -> Lengths | None:
-    """Return what the first sentence of a message says of a length, or None if it is about something else."""
-    end = _END.search(text[:_MOST])
-    sentence = text[: end.start() if end is not None else _MOST]
+    """Return the lengths in the first sentence of a message, or None if it is about something else."""
+    end = _END.search(text[:_MAX_CHARACTERS])
+    sentence = text[: end.start() if end is not None else _MAX_CHARACTERS]
     if _QUOTED.search(sentence) or not (_TERM.search(sentence) and _EXCESS.search(sentence)) or _OTHER.search(sentence):
         return None
     if not all(word.lower() in _WORDS for word in _WORD.findall(_NAME.sub(" ", sentence))):
         return None
-    numbers = sorted({int(found.replace(",", "")) for found in _NUMBER.findall(sentence)} - {0})
+    numbers = sorted({int(digits.replace(",", "")) for digits in _NUMBER.findall(sentence)} - {0})
     if len(numbers) == 2:  # noqa: PLR2004
-        # What was refused is longer than what it was refused for.
+        # The refused length is larger than the limit.
         return Lengths(*numbers)
-    found = _LIMIT.search(sentence)
-    return Lengths(int(found["number"].replace(",", "")) or None if found is not None else None)
+    limit = _LIMIT.search(sentence)
+    return Lengths(int(limit["number"].replace(",", "")) or None if limit is not None else None)

@@ -9,14 +9,15 @@ from typing import Final
 from gateway.core.conversation.message import encode, text_parts
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
-from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
+from gateway.dialects.fields import decode_response, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
 
-_LATER: Final = b'"request_id"'
+#: the field in which xAI names the id of a response that is generated later
+_REQUEST_ID: Final = b'"request_id"'
 
 
 class OpenAIChat(ChoicesDialect):
-    """The chat dialect."""
+    """Dialect of chat completions."""
 
     name = "chat"
     _form = CHAT_FORM
@@ -26,7 +27,7 @@ class OpenAIChat(ChoicesDialect):
     )
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`."""
+        """Read a request body."""
         fields = read_fields(body)
         model = model_field(fields)
         messages_field(fields)
@@ -40,27 +41,27 @@ class OpenAIChat(ChoicesDialect):
         )
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
+        """Return the texts that identify the conversation."""
         return opening_items(call.fields["messages"])
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`. One that is made later says under which id it is to be fetched (xAI)."""
-        answer = super().answer(body)
-        if answer.finish_reason is not None or _LATER not in body:
-            return answer
-        value = decode_answer(body)
-        known = value.get("request_id") if isinstance(value, dict) else None
-        return replace(answer, id=known) if isinstance(known, str) else answer
+        """Read a whole response. A deferred one (xAI) has the id by which it is fetched later."""
+        response = super().answer(body)
+        if response.finish_reason is not None or _REQUEST_ID not in body:
+            return response
+        value = decode_response(body)
+        deferred_id = value.get("request_id") if isinstance(value, dict) else None
+        return replace(response, id=deferred_id) if isinstance(deferred_id, str) else response
 
 
 def completion_request(model: str, messages: Sequence[Mapping[str, object]], limit: tuple[str, int]) -> bytes:
-    """The body of a plain chat call of our own. `limit`: the field that bounds the answer, and its tokens."""
+    """Return the body of a chat call by the gateway itself. `limit`: the field of the output limit, and its tokens."""
     return encode({"model": model, "messages": messages, limit[0]: limit[1]})
 
 
 def completion_text(body: bytes) -> str | None:
-    """The text of a whole answer; None where there is none, or the model or its provider would not give it."""
-    value = decode_answer(body)
+    """Return the text of a whole response; None if it has none, or if the model or provider refused."""
+    value = decode_response(body)
     choices = value.get("choices") if isinstance(value, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or choice.get("finish_reason") == "content_filter":
@@ -68,6 +69,6 @@ def completion_text(body: bytes) -> str | None:
     message = choice.get("message")
     if not isinstance(message, dict) or message.get("refusal"):
         return None
-    # Half a surrogate pair has no place in a body that is to be sent on.
+    # A lone surrogate cannot be written as UTF-8 into the next request.
     text = text_parts(message.get("content")).encode("utf-8", "replace").decode().strip()
     return text or None

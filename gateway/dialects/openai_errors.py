@@ -8,9 +8,9 @@ from gateway.core.errors import GatewayError
 
 
 def body(fault: GatewayError) -> bytes:
-    """`{"error": {"message", "type", "param", "code"}}`, as the official SDKs read it.
+    """Return the error body `{"error": {"message", "type", "param", "code"}}`, as the official SDKs read it.
 
-    Details of the fault stand beside the message.
+    The details of the error are added next to the message.
     """
     error: dict[str, object] = {
         "message": fault.message,
@@ -22,5 +22,5 @@ def body(fault: GatewayError) -> bytes:
 
 
 def event(fault: GatewayError) -> bytes:
-    """The same as the last event of a stream of choices."""
+    """Return the error as the last event of a stream."""
     return b"data: " + body(fault) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Read the system texts and the first user item, by which a conversation is recognized."""
+"""Read the system texts and the first user item, which identify a conversation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gateway.core.identity import hash_of, text_of
 from gateway.dialects.fields import decode
 
 _ABSENT: Final = msgspec.Raw(b"")
-#: content that is decoded to find what identifies a conversation; text that needs no decoding is not counted
+#: Bytes of content that are decoded to identify a conversation. Plain text needs no decoding and does not count.
 _DECODED_BYTES: Final = 32 * 1024
-#: bytes of the longest role that is looked at, however it is escaped
-_LONGEST_ROLE: Final = 64
+#: bytes of the longest role that is decoded, with any escapes
+_MAX_ROLE_BYTES: Final = 64
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -27,14 +27,14 @@ class _Part(msgspec.Struct, gc=False):
 
 
 def _head_decoder(length: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Reads the first elements of an array; the others are skipped without becoming objects."""
+    """Return a decoder for the first elements of an array, which skips the others without creating objects."""
     elements = [(f"element{place}", msgspec.Raw, _ABSENT) for place in range(length)]
     return msgspec.json.Decoder(msgspec.defstruct("_Head", elements, array_like=True, gc=False))
 
 
 _ITEM_DECODER: Final = msgspec.json.Decoder(_Item)
 _PART_DECODER: Final = msgspec.json.Decoder(_Part)
-#: elements of an array that are looked at: nearly always enough, and the most there ever are
+#: elements of an array that are read: first a small number, which is nearly always enough, then the maximum
 _NEAR: Final = 16
 _FAR: Final = 1024
 _NEAR_DECODER: Final = _head_decoder(_NEAR)
@@ -42,11 +42,11 @@ _FAR_DECODER: Final = _head_decoder(_FAR)
 
 
 def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
-    """The first `_FAR` elements of an array.
+    """Yield the first `_FAR` elements of an array.
 
     Raises:
-        DecodeError: it is none.
-        RecursionError: it is nested too deep to be read from here.
+        DecodeError: the value is not an array.
+        RecursionError: it is nested too deep to be read at this depth of the call stack.
     """
     near = _present(_NEAR_DECODER.decode(array))
     yield from near
@@ -64,9 +64,9 @@ def _first(raw: msgspec.Raw) -> bytes:
 
 
 def opening_items(raw: msgspec.Raw | None) -> list[str]:
-    """What identifies a conversation: the system texts before the first user item, and that whole item.
+    """Return the texts that identify a conversation: the system texts before the first user item, and that item.
 
-    Only the first `_FAR` items are looked at, and none behind the first user item.
+    Only the first `_FAR` items are read, and none after the first user item.
     """
     if raw is None:
         return []
@@ -80,14 +80,14 @@ def opening_items(raw: msgspec.Raw | None) -> list[str]:
 
 def _opening_of(items: Iterator[msgspec.Raw]) -> list[str]:
     reader = _OpeningReader()
-    found: list[str] = []
+    texts: list[str] = []
     for item in items:
         role, content = _role_and_content(item)
         if role in ("system", "developer", "user"):
-            found.append(reader.text(content))
+            texts.append(reader.text(content))
         if role == "user":
             break
-    return found
+    return texts
 
 
 def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
@@ -95,22 +95,24 @@ def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
         item = _ITEM_DECODER.decode(raw)
     except msgspec.DecodeError:
         return None, _ABSENT
-    role = decode(item.role) if memoryview(item.role).nbytes <= _LONGEST_ROLE else None
+    role = decode(item.role) if memoryview(item.role).nbytes <= _MAX_ROLE_BYTES else None
     return role if isinstance(role, str) else None, item.content
 
 
 def opening_text(raw: msgspec.Raw) -> str:
-    """What identifies a conversation in one value: a text, or parts of one."""
+    """Return the text that identifies a conversation in one value: a string, or a list of parts."""
     return _OpeningReader().text(raw)
 
 
 class _OpeningReader:
-    """Gives the text of what opens a conversation, and decodes only so much of it that is not plain text.
+    """Return the texts that identify a conversation, and decode only a limited part of them.
 
-    A string identifies by itself, however long. Other content up to `_DECODED_BYTES` in all is decoded and identified
-    by `text_of`; beyond that its parts are identified by their text, and a part without text by a hash of its bytes as
-    written. Clients write the opening alike on every turn, so the id stays. A cache mark may still move from text to
-    text; only where it moves on a part without text (an image), in content this large, the id changes.
+    - A string is used itself, whatever its length.
+    - Other content, up to `_DECODED_BYTES` in total, is decoded and identified by `text_of`.
+    - Beyond that, each part is identified by its text, or by a hash of its bytes if it has no text.
+
+    Clients write these first items in the same way on every turn, so the id stays the same. A cache mark may move
+    between texts. The id changes only if the mark moves to a part without text (an image) in content this large.
     """
 
     __slots__ = ("_left",)
@@ -119,7 +121,7 @@ class _OpeningReader:
         self._left = _DECODED_BYTES
 
     def text(self, raw: msgspec.Raw) -> str:
-        """The text that identifies one value; an absent one is like null."""
+        """Return the text that identifies one value; an absent value counts as null."""
         first = _first(raw)
         if first != b'"':
             size = memoryview(raw).nbytes

@@ -1,7 +1,7 @@
 """Forward all other paths under /v1 unchanged, and meter them if the response has usage.
 
-An answer is searched for a `usage` object at the places where providers put one. Its text is weighed where the known
-APIs have it, since a model's answer that reports nothing is not free because it came from an unknown path.
+A response is searched for `usage` in the places where providers put it. Without usage, the tokens of its text are
+estimated, if the text is where the known APIs have it. A model response from an unknown path is not free either.
 """
 
 from __future__ import annotations
@@ -12,40 +12,43 @@ from typing import Any, Final
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, plain_before
+from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, length_before
 from gateway.dialects.contents import without_marks
-from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
+from gateway.dialects.fields import decode_response, flag_field, read_fields, string_field
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.texts import beyond, texts_of_fields
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")
-#: fields that steer a call or are kept with it: no model is shown what they say
+#: fields that control a call or are stored with it: no model reads them
 _STEERING: Final = frozenset(
     {"model", "models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias", "tool_choice"}
 )
-#: characters that all other fields may have together before they are weighed: switches and ids are shorter than that
+#: Characters up to which the text of all other fields is ignored. Switches and ids are shorter.
 _FEW_CHARACTERS: Final = 512
 _END: Final = b"[DONE]"
-#: where an event holds what a whole answer of the known APIs has at its top
+#: fields of an event that hold the top level of a response in the known APIs
 _ENVELOPES: Final = ("response", "message", "x_groq")
-#: where the text of a delta, or of a choice, stands in them
+#: fields with text in a delta or in a choice
 _DELTA_TEXTS: Final = ("content", "text", "thinking", "partial_json")
-#: where whole answers of them have it: Messages, Responses
+#: fields with text in whole responses of Messages and Responses
 _WHOLE_TEXTS: Final = ("content", "output")
-#: that of a transcription or a translation; a stream of one says at its end all of it again
+#: The text of a transcription or translation. The end of such a stream repeats all of it.
 _TRANSCRIPT: Final = "text"
-#: where an answer or an event has sound or a picture, and where one of several pictures is
+#: fields with audio or an image in a response or an event, and fields with one of several images
 _MEDIA: Final = ("audio", "b64_json")
-_PICTURE: Final = ("b64_json", "url")
+_IMAGE: Final = ("b64_json", "url")
 
 
 class PassThrough:
-    """A dialect that changes nothing but the model's name, where a route says so.
+    """Forward requests unchanged, except the model name if a route replaces it.
 
-    `anthropic`: the client speaks Anthropic's API, so errors have that shape. `is_read`: requests of this path are
-    weighed and held, so that one which cannot be read is refused. `is_empty`: a request with a body is refused, as it
-    might be a call of a model that nobody weighs. `counts`: it is asked what a request of this format weighs; a
-    client's marks of messages, which are ours, are taken out of that as they are out of the request itself.
+    Args:
+        operation: the name of the operation in records.
+        anthropic: the client uses Anthropic's API, so errors have that form.
+        is_read: tokens of requests are counted and reserved, so a request that cannot be read is refused.
+        is_empty: refuse a request with a body, which might be a call of a model that is not counted.
+        counts: the provider is asked to count a request of this format. The client's `x_gateway` marks are removed
+            from it, as they are from the request itself.
     """
 
     name = "passthrough"
@@ -66,7 +69,7 @@ class PassThrough:
         self._counts = counts
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
+        """Read a request body. A body that is not a JSON object (a file, a form) has no fields and is not read."""
         if self._is_empty and body:
             raise InvalidRequest("A request of this path and method has no body. To call the model, send it by POST.")
         if not self._is_read and not body.lstrip(b" \t\r\n").startswith(b"{"):
@@ -77,67 +80,67 @@ class PassThrough:
             stream = flag_field(fields, "stream")
         except InvalidRequest:
             if self._is_read:
-                # Forwarded unread, it would be a way round the budget.
+                # Forwarding it unread would bypass the budget.
                 raise
-            # What it means is the provider's to say; it gets the bytes as they came.
+            # The provider decides what it means, and gets the unchanged bytes.
             return Call(self._operation, None, stream=False, body=body, fields={})
         call = Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
         return call if self._counts is None else without_marks(call, self._counts)
 
     def usage_option(self, call: Call) -> Mapping[str, object]:
-        """See `Dialect.usage_option`."""
+        """Return the fields that make a stream report its usage."""
         del call
         return {}
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
+        """Return the texts that identify the conversation."""
         del call
         return None
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`. Any field may be one whose text is billed: they are the provider's to name."""
+        """Yield the texts of the request. Any field may have billed text, because the provider defines the fields."""
         yield from texts_of_fields(call.fields, _TEXT_FIELDS)
         others = call.fields.keys() - _STEERING.union(_TEXT_FIELDS)
         yield from beyond(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`."""
+        """Read a whole response."""
         reader = PassThroughReader()
         reader.read(body)
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`."""
+        """Return a reader for one stream."""
         del call, drop_usage, input_tokens
         return PassThroughReader()
 
     def error(self, fault: GatewayError, request_id: str) -> bytes:
-        """See `Dialect.error`."""
+        """Return the error body."""
         if self._anthropic:
             return anthropic_errors.body(fault, request_id)
         return openai_errors.body(fault)
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`."""
+        """Return the error as the last event of a stream."""
         del number
         return anthropic_errors.event(fault, request_id) if self._anthropic else openai_errors.event(fault)
 
 
 class PassThroughReader(EventReader):
-    """Reads events, or one whole answer as if it were an event."""
+    """Read events, or one whole response as if it were an event."""
 
     def __init__(self) -> None:
-        self._gathered = ResponseState()
+        self._state = ResponseState()
 
     def plain_prefix(self, region: bytes) -> int:
-        """See `EventReader.plain_prefix`."""
-        return plain_before(region, (_END,))
+        """Return the length of the leading events that can be read later."""
+        return length_before(region, (_END,))
 
     def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
+        """Read one event."""
         if data == _END:
             return Verdict.LAST
-        value = decode_answer(data)
+        value = decode_response(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         self._envelope(value, input_side_only=False)
@@ -145,55 +148,55 @@ class PassThroughReader(EventReader):
             inner = value.get(name)
             if isinstance(inner, dict):
                 self._envelope(inner, input_side_only=value.get("type") == "message_start")
-        self._said(value.get("delta"))
+        self._count_text(value.get("delta"))
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
-                self._gathered.usage.add(choice.get("usage"))
-                self._said(choice)
-                self._said(choice.get("delta"))
-                self._said(choice.get("message"))
+                self._state.usage.add(choice.get("usage"))
+                self._count_text(choice)
+                self._count_text(choice.get("delta"))
+                self._count_text(choice.get("message"))
         self._whole(value)
-        self._gathered.failed(value.get("error"))
+        self._state.failed(value.get("error"))
         return Verdict.PASS
 
     def _whole(self, value: dict[str, Any]) -> None:
         for name in _WHOLE_TEXTS:
-            self._gathered.count_tokens(value.get(name))
-        if self._gathered.is_empty:
-            self._gathered.count_tokens(value.get(_TRANSCRIPT))
+            self._state.count_tokens(value.get(name))
+        if self._state.is_empty:
+            self._state.count_tokens(value.get(_TRANSCRIPT))
         if _holds_media(value):
-            self._gathered.is_seen = False
+            self._state.is_seen = False
 
     def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
-        self._gathered.usage.add(value.get("usage"), input_side_only=input_side_only)
-        self._gathered.head(value.get("model"), value.get("service_tier"))
+        self._state.usage.add(value.get("usage"), input_side_only=input_side_only)
+        self._state.head(value.get("model"), value.get("service_tier"))
 
-    def _said(self, part: object) -> None:
+    def _count_text(self, part: object) -> None:
         if isinstance(part, str):
-            self._gathered.count_tokens(part)
+            self._state.count_tokens(part)
         elif isinstance(part, dict):
             for name in _DELTA_TEXTS:
-                self._gathered.count_tokens(part.get(name))
+                self._state.count_tokens(part.get(name))
             audio = part.get("audio")
             if isinstance(audio, dict):
-                self._gathered.count_audio(audio.get("data"), audio.get("transcript"))
+                self._state.count_audio(audio.get("data"), audio.get("transcript"))
 
     def answer(self) -> ParsedResponse:
-        """See `EventReader.answer`."""
-        return self._gathered.answer()
+        """Return what was read so far."""
+        return self._state.answer()
 
     def next_number(self) -> int:
-        """See `EventReader.next_number`. Nothing is known of numbers here."""
+        """Return 0: the numbering of the events is unknown."""
         return 0
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. None is known: these streams are never cut."""
+        """Return nothing: the end of the format is unknown, and these streams are never ended early."""
         return b""
 
 
 def _holds_media(value: Mapping[str, Any]) -> bool:
     data = value.get("data")
     first = data[0] if isinstance(data, list) and data else None
-    is_picture = isinstance(first, dict) and any(isinstance(first.get(name), str) for name in _PICTURE)
+    is_picture = isinstance(first, dict) and any(isinstance(first.get(name), str) for name in _IMAGE)
     return is_picture or any(isinstance(value.get(name), str) for name in _MEDIA)

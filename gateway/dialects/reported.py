@@ -1,9 +1,12 @@
-"""Read the usage that a provider reports, in all known forms.
+"""Read the token usage that a provider reports, in all known forms.
 
-The rules, each from recorded answers: the last word counts, field by field; null never erases; a running total on
-every chunk is not added up; details are parts of their parent; `total_tokens` is the provider's own; zero is zero and
-absent is absent, but nothing but zeros erases nothing. Values that are no count (text, booleans, negatives, NaN) read
-as absent, huge ones are cut to 2^53.
+The rules, each from recorded responses:
+
+- The last value of each field counts. A running total on every chunk is therefore not added up.
+- null never replaces a value. Zero is a value, but an object with only zeros replaces nothing.
+- Details are parts of their parent. `total_tokens` is the provider's own number.
+- Values that are not a count (text, booleans, negative numbers, NaN) are treated as absent.
+- Values above 2^53 become 2^53.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Final
 from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
 from gateway.core.values import dataclass
 
-#: objects of details: the counts in each, and how they are called beside those of the top level
+#: objects with details: their counts, and the full name of each count in `UsageReader`
 _DETAILS: Final = {
     group: {name: f"{group}.{name}" for name in names}
     for group, names in {
@@ -39,7 +42,7 @@ _CACHE_WRITE: Final = (
     "prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
     "cache_creation_input_tokens",
 )
-#: what is kept longer than usual, at a higher price: an hour at Anthropic, 12 hours at OpenAI
+#: tokens that are cached longer than by default, at a higher price: one hour at Anthropic, 12 hours at OpenAI
 _CACHE_WRITE_1H: Final = ("cache_creation.ephemeral_1h_input_tokens", "cache_write_tokens_details.ttl_12h_tokens")
 _INPUT: Final = frozenset(("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE))
 _OUTPUT: Final = ("completion_tokens", "output_tokens")
@@ -52,37 +55,37 @@ _AUDIO_IN: Final = (
 )
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
-#: how long OpenAI keeps what it wrote to the cache; an object inside the details of the input
+#: lifetimes of OpenAI's cache writes; this object is inside the details of the input
 _LIFETIMES: Final = "cache_write_tokens_details"
-#: what is counted in `tool_usage`, by tool
-_OF_TOOLS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
+#: the counts in `tool_usage`, by tool
+_TOOL_COUNTS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
 _TOP_LEVEL: Final = frozenset(
     {
         *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
         *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
     }
 )
-#: passes of another model, and of one that sums up the conversation
-_ADVICE: Final = "advisor_message"
+#: passes of an advisor model, and passes that summarize the conversation
+_ADVISOR: Final = "advisor_message"
 _COMPACTION: Final = "compaction"
-#: the pass of a model that answered because the requested one refused
+#: the pass of a model that responded because the requested model refused
 _FALLBACK: Final = "fallback_message"
-#: passes that belong to an attempt to answer
-_OF_ATTEMPTS: Final = ("message", _FALLBACK)
-#: how many times the output reasoning is at the least that stands beside it, whatever the total says; and where there
-#: is no total
-_NO_PART: Final = 2.0
-_NO_PART_WITHOUT_TOTAL: Final = 1.5
-#: USD; what is above it is not taken for the cost of one call
-_MOST_USD: Final = 1_000_000
-#: what xAI writes, and how many make a USD: https://docs.x.ai/developers/cost-tracking
+#: types of passes that belong to an attempt to respond
+_ATTEMPT_TYPES: Final = ("message", _FALLBACK)
+#: Reasoning of more than this many times the output is billed in addition to it. The second value applies if no total
+#: was reported.
+_ADDITIONAL_FROM: Final = 2.0
+_ADDITIONAL_FROM_WITHOUT_TOTAL: Final = 1.5
+#: USD; a larger amount is not accepted as the cost of one call
+_MAX_USD: Final = 1_000_000
+#: the cost field of xAI, and its units per USD: https://docs.x.ai/developers/cost-tracking
 _TICKS: Final = "cost_in_usd_ticks"
 _TICKS_OF_USD: Final = 10**10
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedUsage:
-    """A provider's figures. A side is None where nothing was said of it, and so is `cost_usd`, what the call costs."""
+    """Usage that a provider reported. Each field without a default is None if it was not reported."""
 
     input_tokens: int | None
     output_tokens: int | None
@@ -93,43 +96,44 @@ class ReportedUsage:
     audio_input_tokens: int = 0
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    #: cost of the call as the provider reported it; None if it did not
     cost_usd: Decimal | None = None
-    #: web searches that the provider made (Anthropic, OpenAI's Responses), which cost a fee each
+    #: web searches by the provider (Anthropic, OpenAI's Responses), which have a fee each
     searches: int = 0
-    #: tokens of pictures that a tool of the provider's made beside the answer, at prices of their own
+    #: tokens of images that a provider's tool generated in addition to the response, with their own prices
     picture_tokens: int = 0
-    #: what each model used of it, where the provider tells passes apart: an advisor has a price of its own
+    #: usage per model, if the provider reports passes separately: an advisor has its own price
     named: tuple[tuple[str, Usage], ...] = ()
-    #: What the request weighed as it was sent, where passes are listed; 0 where that does not tell what the next one
-    #: will weigh. None: it is all of the input.
+    #: Tokens of the request as sent, if passes are listed. 0: they do not predict the size of the next request.
+    #: None: passes are not listed, and the request is all of the input.
     request_tokens: int | None = None
-    #: Where passes are listed, what each attempt to answer used, and its model: the next attempt begins where another
-    #: model takes over.
+    #: If passes are listed: model and usage of each attempt to respond. A new attempt begins when another model takes
+    #: over.
     attempts: tuple[tuple[str | None, Usage], ...] = ()
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it says more than what the call costs."""
+        """Return True if token counts were reported, not only a cost."""
         return self.input_tokens is not None or self.output_tokens is not None
 
     @property
     def is_billed(self) -> bool:
-        """Whether it says that anything is paid for."""
+        """Return True if the reported usage or cost is above zero."""
         return bool(self.input_tokens or self.output_tokens or self.cost_usd)
 
     def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
-        """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
+        """Return the usage to charge: the reported values, and the estimate for a side that was not reported."""
         source: UsageSource = "provider"
         tokens_in, tokens_out = self.input_tokens, self.output_tokens
         if tokens_in is None:
             source, tokens_in = "mixed", estimated_input
         if tokens_out is None:
             source, tokens_out = "mixed", estimated_output
-        tokens_out += self._reasoning_beside(tokens_in, tokens_out)
+        tokens_out += self._additional_reasoning(tokens_in, tokens_out)
         usage = Usage(
             tokens_in,
             tokens_out,
-            # A total below its parts is no total; hosts that leave it out or at zero are seen.
+            # A total below the sum of its parts is wrong. Some hosts omit the total or report zero.
             max(self.total_tokens or 0, tokens_in + tokens_out),
             self.cache_read_tokens,
             self.cache_write_tokens,
@@ -140,20 +144,20 @@ class ReportedUsage:
         )
         return usage, source
 
-    def _reasoning_beside(self, tokens_in: int, tokens_out: int) -> int:
-        """Return the reasoning tokens that are billed beside these of the output.
+    def _additional_reasoning(self, tokens_in: int, tokens_out: int) -> int:
+        """Return the reasoning tokens that are billed in addition to the output tokens.
 
-        The total shows them (xAI), or they are too many to be a part of the output. A little more than the output is
-        the same text, counted again with another tokenizer.
+        Either the total includes them (xAI), or they are too many to be part of the output. Slightly more reasoning
+        than output is the same text, counted with another tokenizer.
         """
-        no_part = _NO_PART if self.total_tokens else _NO_PART_WITHOUT_TOTAL
-        if self.reasoning_tokens > no_part * tokens_out:
+        factor = _ADDITIONAL_FROM if self.total_tokens else _ADDITIONAL_FROM_WITHOUT_TOTAL
+        if self.reasoning_tokens > factor * tokens_out:
             return self.reasoning_tokens
         return min(self.reasoning_tokens, max(0, (self.total_tokens or 0) - tokens_in - tokens_out))
 
 
 class UsageReader:
-    """Collects the usage objects of one answer; a stream may carry many."""
+    """Collect the usage objects of one response; a stream may have many."""
 
     __slots__ = ("_attempts", "_cost_usd", "_fields", "_is_edited", "_named", "_request_tokens")
 
@@ -166,10 +170,10 @@ class UsageReader:
         self._is_edited = False
 
     def add(self, usage: object, *, input_side_only: bool = False) -> None:
-        """Take one usage object as it stood on the wire; anything else is ignored.
+        """Add one usage object as the provider sent it; any other value is ignored.
 
-        `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder, and so
-        would be a cost. Hosts that do not know the input yet, as where an answer is translated, write zeros there.
+        `input_side_only`: Anthropic's `message_start` reports the input. Its `output_tokens` is a placeholder, and a
+        cost in it would be one too. Hosts that do not know the input yet, such as translating proxies, send zeros.
         """
         if not isinstance(usage, dict):
             return
@@ -190,48 +194,48 @@ class UsageReader:
         else:
             self._take_cost(usage)
         if self._fields and not any(fields[name] for name in _INPUT & fields.keys()):
-            # Some streams end with zeros for the input, which they reported when they began.
+            # Some streams end with zeros for an input that they reported at the start.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
 
     def edited(self) -> None:
-        """Take that the provider left out a part of the request before its model read it."""
+        """Note that the provider removed a part of the request before its model read it."""
         self._is_edited = True
 
-    def add_tools(self, said: object) -> None:
-        """Take what OpenAI's Responses say beside the usage of the tools that OpenAI ran."""
-        if not isinstance(said, dict):
+    def add_tools(self, tool_usage: object) -> None:
+        """Add the `tool_usage` that OpenAI's Responses report for the tools that OpenAI ran."""
+        if not isinstance(tool_usage, dict):
             return
-        for tool, name in _OF_TOOLS:
-            details = said.get(tool)
+        for tool, name in _TOOL_COUNTS:
+            details = tool_usage.get(tool)
             number = count(details.get(name)) if isinstance(details, dict) else None
             if number is not None:
                 self._fields[f"{tool}.{name}"] = number
 
     def _is_empty_end(self, fields: Mapping[str, int]) -> bool:
-        """Whether these are the zeros with which some streams end; not a zero that is the first word on the output."""
+        """Return True for the zeros with which some streams end, but not for a zero as the first output count."""
         if not fields or any(fields.values()) or not any(self._fields.values()):
             return False
-        said = self.reported()
-        is_missing = said is None or said.output_tokens is None
+        reported = self.reported()
+        is_missing = reported is None or reported.output_tokens is None
         return not (is_missing and fields.keys().isdisjoint(_INPUT) and not fields.keys().isdisjoint(_OUTPUT))
 
     def _take_cost(self, usage: Mapping[str, object], *, unless_zero: bool = False) -> None:
-        said = usage.get("cost")
-        if said is None:
-            said = usage.get(_TICKS)
-        if said is not None and (said or not unless_zero):
+        cost = usage.get("cost")
+        if cost is None:
+            cost = usage.get(_TICKS)
+        if cost is not None and (cost or not unless_zero):
             self._cost_usd = _cost(usage)
 
     def reported(self) -> ReportedUsage | None:
-        """All that was said, or None where nothing was."""
-        found = _reported(self._fields, self._cost_usd)
+        """Return everything that was reported, or None if nothing was."""
+        total = _reported(self._fields, self._cost_usd)
         request_tokens = 0 if self._is_edited else self._request_tokens
-        if found is None or not (self._named or request_tokens is not None):
-            return found
+        if total is None or not (self._named or request_tokens is not None):
+            return total
         named = tuple([(name, used) for name, fields in self._named.items() if (used := _used(fields)) is not None])
         attempts = tuple([(name, used) for name, fields in self._attempts if (used := _used(fields)) is not None])
-        return replace(found, named=named, request_tokens=request_tokens, attempts=attempts)
+        return replace(total, named=named, request_tokens=request_tokens, attempts=attempts)
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> ReportedUsage | None:
@@ -243,7 +247,7 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
     if input_tokens is None and output_tokens is None and total is not None:
         input_tokens, output_tokens = total, 0
     elif output_tokens is None and input_tokens is not None and total is not None:
-        # Embeddings: the prompt and a total, nothing comes out.
+        # Embeddings report the prompt and a total, and have no output.
         output_tokens = max(0, total - input_tokens)
     if input_tokens is None and output_tokens is None and cost_usd is None:
         return None
@@ -264,7 +268,7 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
 
 
 def _used(fields: Mapping[str, int]) -> Usage | None:
-    """Return what some passes used, or None where they say nothing of it."""
+    """Return the usage of some passes, or None if they report none."""
     part = _reported(fields)
     return part.complete(0, 0)[0] if part is not None else None
 
@@ -274,35 +278,36 @@ def _input_side(
 ) -> int | None:
     prompt = fields.get("prompt_tokens")
     if prompt is not None:
-        # One host leaves the cached part out of prompt_tokens; its total tells. Others have reasoning in that alone.
+        # One host excludes cached tokens from prompt_tokens, which its total shows. Other hosts have a total that is
+        # larger by the reasoning tokens.
         left_out = read > 0 and total == prompt + read + (output_tokens or 0)
         left_out = left_out and read != _first(fields, _REASONING)
         return prompt + read if left_out else prompt
     tokens = fields.get("input_tokens")
     if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:
-        # Anthropic reports the cached parts beside the rest.
+        # Anthropic reports the cached tokens separately from the rest.
         return min((tokens or 0) + read + write, MAX_TOKENS)
     return tokens
 
 
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
-    """The known counts of one usage object; other fields are the provider's to add, and not ours to keep."""
-    found: dict[str, int] = {}
-    for name, said in usage.items():
+    """Return the known counts of one usage object; ignore all other fields."""
+    counts: dict[str, int] = {}
+    for name, value in usage.items():
         if name in _TOP_LEVEL:
-            if (number := count(said)) is not None:
-                found[name] = number
-        elif name in _DETAILS and isinstance(said, dict):
+            if (number := count(value)) is not None:
+                counts[name] = number
+        elif name in _DETAILS and isinstance(value, dict):
             for part, full_name in _DETAILS[name].items():
-                if part in said and (number := count(said[part])) is not None:
-                    found[full_name] = number
-            if _LIFETIMES in said:
-                found |= _counts({_LIFETIMES: said[_LIFETIMES]})
-    return found
+                if part in value and (number := count(value[part])) is not None:
+                    counts[full_name] = number
+            if _LIFETIMES in value:
+                counts |= _counts({_LIFETIMES: value[_LIFETIMES]})
+    return counts
 
 
 def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
-    """Anthropic lists the billed passes of a call (compaction, advisor) apart; its top level holds the last one."""
+    """Return the sums of Anthropic's billed passes (compaction, advisor); the top level has only the last pass."""
     total: dict[str, int] = {}
     for entry in iterations:
         if isinstance(entry, dict):
@@ -312,12 +317,12 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
 
 
 def _first_pass(iterations: list[object]) -> int:
-    """The input of the first pass of the call's own model, which has what was sent; later ones have more, or less.
+    """Return the input of the first pass of the requested model, which is the request as sent; later passes differ.
 
-    0 where the conversation was compacted: a pass that reads all of it says nothing of what is left. So does a first
-    pass of another model, which counts tokens in its own way.
+    Return 0 if the conversation was compacted, because the pass that reads all of it does not predict the remaining
+    size. Return 0 too if the first pass is of another model, which counts tokens differently.
     """
-    passes = [entry for entry in iterations if isinstance(entry, dict) and entry.get("type") != _ADVICE]
+    passes = [entry for entry in iterations if isinstance(entry, dict) and entry.get("type") != _ADVISOR]
     if not passes or any(entry.get("type") == _COMPACTION for entry in passes) or passes[0].get("type") == _FALLBACK:
         return 0
     first = _reported(_counts(passes[0]))
@@ -325,57 +330,57 @@ def _first_pass(iterations: list[object]) -> int:
 
 
 def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:
-    """The same sums of each model that passes name."""
+    """Return the sums of the passes for each model that they name."""
     passes: dict[str, list[object]] = {}
     for entry in iterations:
         if isinstance(entry, dict) and isinstance(name := entry.get("model"), str):
             passes.setdefault(name, []).append(entry)
-    return {name: _sum_of_passes(mine) for name, mine in passes.items()}
+    return {name: _sum_of_passes(entries) for name, entries in passes.items()}
 
 
 def _attempts(iterations: list[object]) -> list[tuple[str | None, dict[str, int]]]:
-    """Return the model and the sums of each attempt to answer: passes in a row of one model are one attempt."""
-    found: list[tuple[str | None, list[object]]] = []
+    """Return model and sums of each attempt to respond; consecutive passes of one model are one attempt."""
+    attempts: list[tuple[str | None, list[object]]] = []
     for entry in iterations:
-        if isinstance(entry, dict) and entry.get("type") in _OF_ATTEMPTS:
+        if isinstance(entry, dict) and entry.get("type") in _ATTEMPT_TYPES:
             name = entry.get("model")
             model = name if isinstance(name, str) else None
-            if not found or found[-1][0] != model:
-                found.append((model, []))
-            found[-1][1].append(entry)
-    return [(model, _sum_of_passes(passes)) for model, passes in found]
+            if not attempts or attempts[-1][0] != model:
+                attempts.append((model, []))
+            attempts[-1][1].append(entry)
+    return [(model, _sum_of_passes(passes)) for model, passes in attempts]
 
 
 def _cost(usage: Mapping[str, object]) -> Decimal | None:
-    """USD as a provider says it: the number, the sum in Perplexity's list of parts, or xAI's ticks.
+    """Return the reported cost in USD: a number, the total in Perplexity's list of parts, or xAI's ticks.
 
-    OpenRouter tells apart what it charges itself, and what the owner of another provider's key pays there.
+    OpenRouter reports its own charge in `cost`. `upstream_inference_cost` is what the owner of a key pays at another
+    provider (BYOK), so it is added. Responses to other calls have it as well, as a part of `cost`, so `is_byok`
+    decides. If `is_byok` is missing, an upstream cost above `cost` cannot be a part of it.
 
-    https://openrouter.ai/docs/cookbook/administration/usage-accounting: `upstream_inference_cost` applies to calls with
-    a key of one's own (BYOK). Answers to other calls carry it as well, as a part of `cost`, so that `is_byok` decides;
-    where that is missing, a part cannot be larger than the whole.
+    https://openrouter.ai/docs/cookbook/administration/usage-accounting
     """
-    said = usage.get("cost")
-    if said is None:
+    cost = usage.get("cost")
+    if cost is None:
         return _usd(usage.get(_TICKS), _TICKS_OF_USD)
-    own = _usd(said.get("total_cost") if isinstance(said, dict) else said)
+    own = _usd(cost.get("total_cost") if isinstance(cost, dict) else cost)
     details = usage.get("cost_details")
-    theirs = _usd(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
-    if own is None or theirs is None:
+    upstream = _usd(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
+    if own is None or upstream is None:
         return own
     is_byok = usage.get("is_byok")
-    return own + theirs if is_byok is True or (is_byok is None and theirs > own) else own
+    return own + upstream if is_byok is True or (is_byok is None and upstream > own) else own
 
 
 def _usd(value: object, units: int = 1) -> Decimal | None:
-    """An amount of money, of which `units` are a USD, or None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD * units:
+    """Return an amount in USD, or None if the value is not an amount. `units`: units of the value per USD."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_USD * units:
         return None
-    return abs(Decimal(str(value)) / units)  # JSON has a zero below zero
+    return abs(Decimal(str(value)) / units)  # JSON has a negative zero
 
 
 def count(value: object) -> int | None:
-    """A token count as a provider may write it, or None: whole, not negative, at most 2^53."""
+    """Return a token count as an integer from 0 to 2^53, or None if the value is not one."""
     if type(value) is int:
         return min(value, MAX_TOKENS) if value >= 0 else None
     if isinstance(value, float) and value >= 0 and value.is_integer():
@@ -384,7 +389,7 @@ def count(value: object) -> int | None:
 
 
 def _first(fields: Mapping[str, int], names: tuple[str, ...]) -> int | None:
-    # Most answers say none of them.
+    # Most responses have none of these fields.
     if fields.keys().isdisjoint(names):
         return None
     for name in names:

@@ -15,15 +15,15 @@ from gateway.dialects.fields import UNREADABLE
 from gateway.dialects.reported import UsageReader
 from gateway.dialects.texts import texts
 
-#: Tokens of a character of reasoning that comes encrypted. Recorded streams that say what it was billed at have 0.12 at
-#: OpenAI and 0.09 at Anthropic.
+#: Tokens per character of encrypted reasoning. Recorded streams that report the billed tokens have 0.12 at OpenAI and
+#: 0.09 at Anthropic.
 _OPAQUE_TOKENS: Final = 1 / 8
-#: characters of the arguments of a call that are kept, to see whether it is complete
-_MOST_ARGUMENTS: Final = 65_536
+#: characters of a call's arguments that are kept to detect whether the call is complete
+_MAX_ARGUMENTS: Final = 65_536
 
 
 class ArgumentPieces:
-    """The arguments of a call as they come, as far as they are looked at."""
+    """Arguments of a tool call, collected piece by piece up to a size limit."""
 
     __slots__ = ("_parts", "_size")
 
@@ -32,22 +32,22 @@ class ArgumentPieces:
         self._size = 0
 
     def add(self, arguments: object) -> None:
-        """Add a piece: a text, or all of the arguments as an object."""
+        """Add a piece: a text, or all arguments as an object."""
         if isinstance(arguments, dict) and not is_deep(arguments):
             arguments = encode(arguments).decode()
-        if isinstance(arguments, str) and self._size <= _MOST_ARGUMENTS:
+        if isinstance(arguments, str) and self._size <= _MAX_ARGUMENTS:
             self._size += len(arguments)
             self._parts.append(arguments)
-            if self._size > _MOST_ARGUMENTS:
+            if self._size > _MAX_ARGUMENTS:
                 self._parts = []
 
     @property
     def text(self) -> str:
-        """All of it without white space around; empty if it is far too long."""
+        """Return all arguments without surrounding white space; empty if they are too long."""
         return "".join(self._parts).strip()
 
     def is_object(self) -> bool:
-        """Return whether this is a whole JSON object."""
+        """Return whether the arguments are one complete JSON object."""
         text = self.text
         if not (text.startswith("{") and text.endswith("}")):
             return False
@@ -58,10 +58,10 @@ class ArgumentPieces:
 
 
 class ResponseState:
-    """What was read of an answer so far: the first model that it names, and the last of every other name."""
+    """Content of a response that was read so far: the first model that it names, the last value of other fields."""
 
     __slots__ = (
-        *("_arguments", "_declined", "_ids", "_latest", "_model", "_output", "_sound", "_tools", "_written"),
+        *("_arguments", "_declined", "_ids", "_latest", "_model", "_output", "_audio", "_last_call", "_tools"),
         *("error", "finish_reason", "id", "is_seen", "refusal", "service_tier", "usage"),
     )
 
@@ -73,46 +73,46 @@ class ResponseState:
         self.is_seen = True
         self._model: str | None = None
         self.service_tier: str | None = None
-        #: calls: the choice that makes them, the tool, and the set that it is one of
+        #: tool calls: the index of the choice, the name of the tool, and the set that it belongs to
         self._tools: dict[object, tuple[int, str, str | None]] = {}
-        #: the first id that each of them was named with
+        #: the first call id that was sent for each key
         self._ids: dict[object, str] = {}
-        #: by the key that several calls were sent under: the key of the last one
+        #: for a key that several calls share: the key of the last of these calls
         self._latest: dict[object, object] = {}
-        #: the key of the call whose arguments came last, and these arguments
-        self._written: object = None
+        #: the key of the call that got the last arguments, and these arguments
+        self._last_call: object = None
         self._arguments = ArgumentPieces()
         self._output = 0.0
-        self._sound = AudioCounter()
+        self._audio = AudioCounter()
         self.refusal: str | None = None
         self._declined: list[str | None] = []
 
     def head(self, model: object, service_tier: object) -> None:
-        """Take what an answer says of itself; what is no text says nothing."""
+        """Take the model and the service tier; a value that is not text is ignored."""
         if self._model is None and isinstance(model, str) and model:
             self._model = model
         if isinstance(service_tier, str):
             self.service_tier = service_tier
 
     def ended(self, reason: object) -> None:
-        """Take why it ended."""
+        """Take the finish reason."""
         if isinstance(reason, str):
             self.finish_reason = reason
 
     def declined(self, category: object, model: object) -> None:
-        """Take that a model refused, and why; `model`: the one that goes on."""
+        """Note that a model refused, with the category; `model`: the model that continues."""
         if len(self._declined) < MAX_TOOLS:
             self._declined.append(category if isinstance(category, str) else None)
         if isinstance(model, str) and model:
             self._model = model
 
     def failed(self, error: object) -> None:
-        """Take what it says of an error; what is empty, or holds nothing but nulls, says that there is none."""
+        """Note an error; an empty value, or an object with only nulls, is not an error."""
         if any(part is not None for part in error.values()) if isinstance(error, dict) else error:
             self.error = True
 
     def count_tokens(self, value: object) -> float:
-        """Add every text in a value to what was delivered; its tokens."""
+        """Count the tokens of every text in a value as output; return them."""
         if value is None:
             return 0.0
         tokens = estimate_tokens(value) if type(value) is str else sum(map(estimate_tokens, texts(value)))
@@ -120,20 +120,20 @@ class ResponseState:
         return tokens
 
     def count_arguments(self, value: object) -> None:
-        """Add the arguments of a call, which a model writes as JSON; an empty object is what a stream fills later."""
+        """Count the arguments of a call as JSON; an empty object is a placeholder that a stream fills later."""
         if value and isinstance(value, dict) and not is_deep(value):
             self.count_tokens(encode(value).decode())
         else:
             self.count_tokens(value)
 
     def count_audio(self, data: object, transcript: object = None) -> None:
-        """Add sound in base64, and what it says, which is billed beside it."""
+        """Count audio in base64, and its transcript, which is billed separately."""
         if isinstance(data, str):
-            self._output += self._sound.tokens(data)
+            self._output += self._audio.tokens(data)
         self.count_tokens(transcript)
 
     def count_opaque(self, value: object, already: float = 0.0) -> None:
-        """Add reasoning that came encrypted. `already`: tokens of the same that were readable."""
+        """Count encrypted reasoning. `already`: tokens of the same reasoning that were readable."""
         if isinstance(value, str):
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)
 
@@ -147,23 +147,23 @@ class ResponseState:
         one_of: object = None,
         arguments: object = None,
     ) -> None:
-        """Take the name of a tool that is called, or more arguments of a call.
+        """Note the name of a called tool, or more arguments of a call.
 
         Args:
-            name: its name; where it is no text, only arguments are taken.
-            key: tells the calls of an answer apart; None: each is another.
-            call_id: where it differs from the first one under a key, it is another call; without it the same key is
-                the same call, unless that call is complete.
-            choice: the index of the choice that calls it, where an answer has several.
-            one_of: the set that it is one of; passed over where it is no text.
-            arguments: of the call, or a piece of them.
+            name: the name of the tool; if it is not text, only the arguments are added.
+            key: identifies the call within the response; None: every piece is a new call.
+            call_id: another id than the first one under the same key means another call. Without an id the same key
+                is the same call, unless that call is complete.
+            choice: the index of the choice with the call, if the response has several.
+            one_of: the set that the tool belongs to; ignored if it is not text.
+            arguments: the arguments of the call, or a piece of them.
         """
         is_named = isinstance(name, str) and name != ""
         key = self._key_of(name if is_named else None, key, call_id, arguments)
         if isinstance(name, str) and is_named:
-            self._named(name, key, call_id, choice, one_of)
-        if self._written != key:
-            self._written, self._arguments = key, ArgumentPieces()
+            self._add_call(name, key, call_id, choice, one_of)
+        if self._last_call != key:
+            self._last_call, self._arguments = key, ArgumentPieces()
         self._arguments.add(arguments)
 
     def _key_of(self, name: object, key: object, call_id: object, arguments: object) -> object:
@@ -181,21 +181,21 @@ class ResponseState:
         return latest
 
     def _is_next(self, key: object, name: object, arguments: object) -> bool:
-        """Return whether a named piece begins another call than the one under its key, as that one is complete.
+        """Return whether a piece with a name begins a new call, because the call under its key is complete.
 
-        Some hosts number every call 0 and give none an id; others repeat the name with each piece, or all of a call.
+        Some hosts number every call 0 and send no id. Others repeat the name with each piece, or repeat a whole call.
         """
-        if key not in self._tools or self._written != key or not self._arguments.is_object():
+        if key not in self._tools or self._last_call != key or not self._arguments.is_object():
             return False
         if not isinstance(name, str) or name[:NAME_CHARACTERS] != self._tools[key][1]:
             return True
-        begun = ArgumentPieces()
-        begun.add(arguments)
-        return begun.text.startswith("{") and self._arguments.text not in (begun.text, "{}")
+        pieces = ArgumentPieces()
+        pieces.add(arguments)
+        return pieces.text.startswith("{") and self._arguments.text not in (pieces.text, "{}")
 
-    def _named(self, name: str, key: object, call_id: object, choice: int, one_of: object) -> None:
+    def _add_call(self, name: str, key: object, call_id: object, choice: int, one_of: object) -> None:
         if key in self._tools:
-            self._go_on(key, name)
+            self._name_again(key, name)
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
@@ -204,33 +204,33 @@ class ResponseState:
             if call_id:
                 self._ids[key] = str(call_id)
 
-    def _go_on(self, key: object, name: str) -> None:
-        """Take a name once more under a key: some hosts repeat all of it in every piece, others send it in pieces.
+    def _name_again(self, key: object, name: str) -> None:
+        """Note another name under a key: some hosts repeat the name in every piece, others send it in pieces.
 
-        Without an id a second name may as well be that of a second call, and the first one stays.
+        Without an id the second name may belong to a second call, so the first name stays.
         """
-        choice, begun, among = self._tools[key]
-        if name != begun and key in self._ids:
+        choice, known, among = self._tools[key]
+        if name != known and key in self._ids:
             self._output += estimate_tokens(name)
-            self._tools[key] = choice, (begun + name)[:NAME_CHARACTERS], among
+            self._tools[key] = choice, (known + name)[:NAME_CHARACTERS], among
 
     @property
     def model(self) -> str | None:
-        """The first model that was named."""
+        """Return the first model that was named."""
         return self._model
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was delivered yet, as far as it is read."""
+        """Return True if no output was read yet."""
         return not self._output and not self._tools
 
     @property
     def output_estimate(self) -> int:
-        """Estimated tokens of what was delivered, rounded up."""
+        """Return the estimated tokens of the output, rounded up."""
         return rounded_up(self._output)
 
     def answer(self, choice: int = 0) -> ParsedResponse:
-        """All that was read so far; of the tools, what this choice calls."""
+        """Return what was read so far, with the tools that this choice calls."""
         called = [(name, among) for by, name, among in self._tools.values() if by == choice]
         return ParsedResponse(
             usage=self.usage.reported(),

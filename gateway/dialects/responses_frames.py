@@ -1,10 +1,10 @@
 """Read and write the messages of the Responses API over a WebSocket.
 
-Each `response.create` is the body of one POST /v1/responses, and each event of that answer's stream is one message
-(OpenAI's guide "WebSocket mode", and `ResponsesClientEvent` in its OpenAPI document). What differs from HTTP stands
-here: the envelope around a body, the lanes of one connection, and answers that only the connection remembers.
+Each `response.create` is the body of one POST /v1/responses. Each event of its response stream is one message
+(OpenAI's guide "WebSocket mode", and `ResponsesClientEvent` in its OpenAPI document). This module has the differences
+from HTTP: the envelope of a body, the lanes of a connection, and responses that only the connection remembers.
 
-A response that is not stored (`store: false`) can still be continued by `previous_response_id`: the connection keeps it
+A response that is not stored (`store: false`) can still be continued by `previous_response_id`. The connection keeps it
 as an `EarlierTurn`, and the next request is sent with its items instead of the id.
 """
 
@@ -24,28 +24,28 @@ from gateway.dialects.error_status import status_of
 from gateway.dialects.openai_responses import SKELETON
 
 Raw = msgspec.Raw
-#: fields of an event, each spelled as it came
+#: the fields of an event, values as received
 Fields = dict[str, Raw]
 
 _CREATE: Final = "response.create"
-#: Codex tells that it has taken an answer in; nobody waits for a word on it.
+#: Codex sends this after it has processed a response. It expects no reply.
 _NOTICES: Final = frozenset({"response.processed"})
 _LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-#: what is not a part of the body that HTTP takes
+#: fields of a message that do not belong to the HTTP body
 _ENVELOPE: Final = ("type", "stream_id", "generate", "background", "stream")
 _NULL: Final = Raw(b"null")
 _TRUE: Final = Raw(b"true")
 _FALSE: Final = Raw(b"false")
 _ITEM_DONE: Final = "response.output_item.done"
-#: an answer that ended in one of these can be gone on from
-_TOLD: Final = frozenset({"response.completed", "response.incomplete"})
-_LAST: Final = _TOLD | {"response.failed"}
+#: a response that ended with one of these can be continued
+_CONTINUABLE: Final = frozenset({"response.completed", "response.incomplete"})
+_LAST: Final = _CONTINUABLE | {"response.failed"}
 _ERROR: Final = "error"
-#: in an event that has to be looked at stands one of these
+#: every event that must be parsed contains one of these
 _MARKS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b'"error"', _ITEM_DONE.encode())
-#: how much of an answer that is no JSON is told
-_MOST_TEXT: Final = 2_000
-#: what has no answer yet
+#: bytes of an error that is not JSON that are sent to the client
+_MAX_TEXT: Final = 2_000
+#: usage of a response that nothing was generated for
 _NO_USAGE: Final = {
     "input_tokens": 0,
     "input_tokens_details": {"cached_tokens": 0},
@@ -61,14 +61,14 @@ _ABSENT: Final = Raw(b"")
 
 
 class _Item(msgspec.Struct):
-    """What matters of an item of an answer for whether it can be sent again."""
+    """Fields of an output item that decide whether it can be sent again."""
 
     type: str = ""
     encrypted_content: str | None = None
 
 
 class _Response(msgspec.Struct):
-    """What matters of a response for going on from it."""
+    """Fields of a response that are needed to continue it."""
 
     id: str = ""
     store: bool | None = None
@@ -76,7 +76,7 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """An event, as far as it has to be read."""
+    """Fields of an event that are read."""
 
     type: str = ""
     item: Raw = _ABSENT
@@ -90,12 +90,12 @@ _RESPONSE: Final = msgspec.json.Decoder(_Response)
 
 @dataclass(frozen=True, slots=True)
 class CreateFrame:
-    """A `response.create`.
+    """A `response.create` message.
 
     Attributes:
-        lane: its `stream_id`; None: the connection's own lane.
+        lane: its `stream_id`; None: the default lane of the connection.
         body: the fields of the request.
-        generates: False where the model is not to be asked yet (`generate: false`).
+        generates: False if the model must not be called yet (`generate: false`).
     """
 
     lane: str | None
@@ -104,27 +104,27 @@ class CreateFrame:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the provider is to keep the answer, as the request has it; that is its default."""
+        """Return True if the request asks the provider to store the response, which is the default."""
         return self.body.get("store") != _FALSE
 
     @property
     def is_in_conversation(self) -> bool:
-        """Whether the provider has more of what was said (`conversation`)."""
+        """Return True if earlier content is stored at the provider (`conversation`)."""
         return self.body.get("conversation", _NULL) != _NULL
 
     @property
     def previous(self) -> str | None:
-        """The answer that it goes on from."""
+        """Return the id of the response that the request continues, or None."""
         return _text(self.body.get("previous_response_id"))
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierTurn:
-    """What was said up to an answer that only the connection remembers.
+    """Conversation up to a response that only the connection remembers.
 
     Attributes:
-        items: those of all requests and answers, as they stand between the brackets of a list. Millions of tiny ones
-            take no more than they were sent as, and nothing has to take them apart.
+        items: the items of all requests and responses, encoded as in a JSON list without its brackets. This takes no
+            more memory than the messages did, even for millions of small items, and needs no parsing.
     """
 
     response_id: str
@@ -132,10 +132,10 @@ class EarlierTurn:
 
 
 def read_create(message: str | bytes) -> CreateFrame | None:
-    """What a message of the client's asks for; None where it only tells something.
+    """Read a message of the client; return None if it is a notice that needs no response.
 
     Raises:
-        InvalidRequest: it is no event that is understood here.
+        InvalidRequest: it is not a supported message.
     """
     try:
         fields = _FIELDS.decode(message)
@@ -157,26 +157,26 @@ def read_create(message: str | bytes) -> CreateFrame | None:
     return CreateFrame(name, body, generates=fields.get("generate") != _FALSE)
 
 
-def request_of(create: CreateFrame, told: EarlierTurn | None) -> bytes:
-    """The body for POST /v1/responses. `told` stands in the place of the answer that the request goes on from.
+def request_of(create: CreateFrame, earlier: EarlierTurn | None) -> bytes:
+    """Return the body for POST /v1/responses. `earlier` replaces the id of the response that it continues.
 
     Raises:
         InvalidRequest: its `input` is neither a text nor a list.
     """
     body = {**create.body, "stream": _TRUE}
-    if told is not None:
+    if earlier is not None:
         del body["previous_response_id"]
-        body["input"] = Raw(b"[%b]" % said(create, told))
+        body["input"] = Raw(b"[%b]" % said(create, earlier))
     return msgspec.json.encode(body)
 
 
-def said(create: CreateFrame, told: EarlierTurn | None) -> bytes:
-    """The items of what the request goes on from and of its own `input`; a text is one message of the user's.
+def said(create: CreateFrame, earlier: EarlierTurn | None) -> bytes:
+    """Return the items of the continued conversation and of the request's `input`; a text becomes a user message.
 
     Raises:
         InvalidRequest: `input` is neither a text nor a list.
     """
-    return _joined(told.items if told is not None else b"", _input_items(create))
+    return _joined(earlier.items if earlier is not None else b"", _input_items(create))
 
 
 def _input_items(create: CreateFrame) -> bytes:
@@ -197,112 +197,112 @@ def _joined(*parts: bytes | Raw) -> bytes:
 
 
 class ResponseFrames:
-    """Makes the messages of one answer out of the events of its stream.
+    """Convert the events of one response stream to messages.
 
-    `create`: what was asked; `told`: what that goes on from, where the connection remembers it.
+    `create`: the request; `earlier`: the conversation that it continues, if the connection remembers it.
     """
 
-    def __init__(self, create: CreateFrame, told: EarlierTurn | None) -> None:
+    def __init__(self, create: CreateFrame, earlier: EarlierTurn | None) -> None:
         self._create = create
-        self._before = told
+        self._before = earlier
         self._done: list[Raw] = []
-        #: the answer's end, or an error in its place, has been seen
+        #: True after the end of the response, or an error instead of it
         self.has_ended = False
-        #: what can be gone on from
+        #: the conversation that the next request can continue, or None
         self.told: EarlierTurn | None = None
 
     def message(self, data: bytes, headers: Mapping[str, str]) -> str | None:
-        """The message for an event's data; `headers` go into the last.
+        """Return the message for the data of an event; `headers` are added to the last message.
 
-        None where it is none: an end mark, or what follows the last one. OpenAI has `response.failed` behind `error`,
-        and who stops at the first would take the second for the end of its next request.
+        Return None for an end mark and for everything after the last event. OpenAI sends `response.failed` after
+        `error`. A client that stops at the first would treat the second as the end of its next request.
         """
         if self.has_ended or not data.startswith(b"{"):
             return None
         if not any(mark in data for mark in _MARKS):
-            return _in_lane(data, self._create.lane)
+            return _with_lane(data, self._create.lane)
         try:
             event = _EVENT.decode(data)
         except msgspec.MsgspecError:
-            return _in_lane(data, self._create.lane)
+            return _with_lane(data, self._create.lane)
         if event.type == _ITEM_DONE and event.item != _ABSENT and not self._create.is_stored:
             self._done.append(event.item.copy())
         elif event.type in _LAST or event.type == _ERROR:
             self.has_ended = True
-            if event.type in _TOLD:
-                self._take(event.response)
+            if event.type in _CONTINUABLE:
+                self._keep_turn(event.response)
             return self._last(event.type, data, headers)
-        return _in_lane(data, self._create.lane)
+        return _with_lane(data, self._create.lane)
 
-    def _take(self, raw: bytes | Raw) -> None:
-        """Keep what the answer can be gone on from by, if only the connection can."""
+    def _keep_turn(self, raw: bytes | Raw) -> None:
+        """Keep what is needed to continue the response, if only the connection can continue it."""
         create, before = self._create, self._before
         try:
             response = _RESPONSE.decode(raw)
         except msgspec.MsgspecError:
             return
-        is_kept_there = create.is_stored and response.store is not False
-        began_elsewhere = (create.previous is not None and before is None) or create.is_in_conversation
-        if is_kept_there or not response.id or began_elsewhere:
+        is_stored = create.is_stored and response.store is not False
+        has_other_content = (create.previous is not None and before is None) or create.is_in_conversation
+        if is_stored or not response.id or has_other_content:
             return
         # Some hosts leave the items out of the last event.
         output = [item.copy() for item in response.output] if response.output else self._done
         if any(_type_of(item) in COMPACTIONS for item in output):
-            # It replaces all that was said before it, the request for it included.
+            # It replaces the whole conversation before it, including the request.
             self.told = EarlierTurn(response.id, _joined(*output))
             return
         self.told = EarlierTurn(response.id, _joined(said(create, before), *_sendable(output)))
 
     def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
-        """The last event, with what an answer over HTTP would say in its headers."""
+        """Return the last event, with the headers that a response over HTTP would have."""
         fields: dict[str, Any] = _FIELDS.decode(data)
         known = fields.get("headers")
         try:
-            theirs = msgspec.json.decode(known, type=dict[str, Any]) if known is not None else {}
+            own_headers = msgspec.json.decode(known, type=dict[str, Any]) if known is not None else {}
         except msgspec.MsgspecError:
-            theirs = {}
+            own_headers = {}
         if event_type == _ERROR and "error" not in fields:
-            # The documents of HTTP's streams have the error's fields in the event itself.
+            # In the documentation of HTTP streams the fields of the error are in the event itself.
             fields["error"] = {name: fields[name] for name in ("code", "message", "param") if name in fields}
         if event_type == _ERROR and "status" not in fields:
-            # Codex takes an error without one for none, and waits on.
+            # Codex ignores an error without a status and continues to wait.
             fields["status"] = status_of(data)
-        fields["headers"] = {**headers, **theirs}
+        fields["headers"] = {**headers, **own_headers}
         if self._create.lane is not None:
             fields["stream_id"] = self._create.lane
         return msgspec.json.encode(fields).decode()
 
     def whole(self, body: bytes, headers: Mapping[str, str]) -> str:
-        """The one message for a response that came whole, from a host that knows no streams."""
+        """Return the single message for a response that a host without streaming sent as a whole."""
         self.has_ended = True
         try:
             fields = _FIELDS.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return error_message(502, body, headers, self._create.lane)
         if "status" not in fields and bytes(fields.get("error", b"null"))[:1] in (b"{", b'"'):
-            # No response, but an error in its place.
+            # The body is an error instead of a response.
             return error_message(status_of(body), body, headers, self._create.lane)
         status = _text(fields.get("status"))
         kind = f"response.{status}" if f"response.{status}" in _LAST else "response.completed"
-        if kind in _TOLD:
-            self._take(body)
+        if kind in _CONTINUABLE:
+            self._keep_turn(body)
         lane = {"stream_id": self._create.lane} if self._create.lane is not None else {}
         event = {"type": kind, "sequence_number": 0, "response": Raw(body), "headers": headers, **lane}
         return msgspec.json.encode(event).decode()
 
 
 def warmed_up(
-    create: CreateFrame, told: EarlierTurn | None, response_id: str, now: float
+    create: CreateFrame, earlier: EarlierTurn | None, response_id: str, now: float
 ) -> tuple[list[str], EarlierTurn]:
-    """The messages that answer a request which asks for no answer yet, and what can be gone on from.
+    """Return the messages for a request that generates nothing yet, and the turn that the next one can continue.
 
     Raises:
-        PreviousNotFound: it goes on from an answer that the connection does not remember.
+        PreviousNotFound: it continues a response that the connection does not remember.
         InvalidRequest: its `input` is neither a text nor a list.
     """
-    if create.previous is not None and told is None:
+    if create.previous is not None and earlier is None:
         raise PreviousNotFound(
-            f'This connection remembers no answer "{create.previous[:80]}". Send the whole input.',
+            f'This connection does not remember the response "{create.previous[:80]}". Send the whole input.',
             param="previous_response_id",
         )
     response = {**SKELETON, "incomplete_details": None, "model": "", "id": response_id, "created_at": int(now)}
@@ -313,34 +313,35 @@ def warmed_up(
         {"type": "response.created", "sequence_number": 0, "response": response},
         {"type": "response.completed", "sequence_number": 1, "response": ended},
     ]
-    messages = [str(_in_lane(msgspec.json.encode(event), create.lane)) for event in events]
-    return messages, EarlierTurn(response_id, said(create, told))
+    messages = [str(_with_lane(msgspec.json.encode(event), create.lane)) for event in events]
+    return messages, EarlierTurn(response_id, said(create, earlier))
 
 
 def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> str:
-    """The message for a refusal that came with this status and body, OpenAI's or any other."""
+    """Return the message for an error with this status and body, in OpenAI's format or any other."""
     error: object = None
     try:
         fields = _FIELDS.decode(body)
         error = msgspec.json.decode(fields["error"], type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
-        text = body[:_MOST_TEXT].decode("utf-8", "replace").strip()
+        text = body[:_MAX_TEXT].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if 400 <= status < 500 else "api_error"  # noqa: PLR2004
-        error = {"type": kind, "code": None, "message": text or f"The answer has the status {status}.", "param": None}
+        text = text or f"The response has the status {status}."
+        error = {"type": kind, "code": None, "message": text, "param": None}
     event = {"type": _ERROR, "status": status, "error": error, "headers": headers}
-    return str(_in_lane(msgspec.json.encode(event), lane))
+    return str(_with_lane(msgspec.json.encode(event), lane))
 
 
 def fault_message(fault: GatewayError, headers: Mapping[str, str], lane: str | None) -> str:
-    """The message for what the gateway itself refuses."""
+    """Return the message for an error of the gateway itself."""
     return error_message(fault.status, openai_errors.body(fault), headers, lane)
 
 
 def _sendable(output: Sequence[Raw]) -> list[Raw]:
-    """The items of an answer that nobody stored, as a request may hold them.
+    """Return the items of a response that was not stored, in the form that a request accepts.
 
-    Reasoning is only taken back with its `encrypted_content`. What followed reasoning that is left out is refused by
-    the id that the provider gave it, and taken without.
+    Reasoning is accepted only with its `encrypted_content`. If reasoning is left out, the items after it are refused
+    with the ids that the provider gave them, so the ids are removed.
     """
     kept = [item for item in output if not _is_orphaned(item)]
     return kept if len(kept) == len(output) else [_without_id(item) for item in kept]
@@ -370,14 +371,14 @@ def _without_id(item: Raw) -> Raw:
     return Raw(msgspec.json.encode(fields))
 
 
-def _in_lane(data: bytes, lane: str | None) -> str:
-    """An event as a message, with the name of its lane where it has one. It begins with a brace, and has a field."""
+def _with_lane(data: bytes, lane: str | None) -> str:
+    """Return an event as a message, with the name of its lane if it has one. The event must be a non-empty object."""
     text = data.decode("utf-8", "replace")
     return text if lane is None else f'{{"stream_id":"{lane}",{text[1:]}'
 
 
 def _text(value: Raw | None) -> str | None:
-    """The text that this spells, None where it is none."""
+    """Return the decoded string, or None if the value is not a string."""
     if value is None or bytes(memoryview(value)[:1]) != b'"':
         return None
     try:

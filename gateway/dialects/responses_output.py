@@ -1,4 +1,4 @@
-"""Rebuild the output of a Responses stream, also of one that broke off."""
+"""Rebuild the output of a Responses stream, including an incomplete one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import field
 from typing import Any, Final
 
 from gateway.core.values import dataclass
-from gateway.dialects.fields import decode_answer
+from gateway.dialects.fields import decode_response
 
-#: bytes of output that are kept of one stream, items of it, and texts of an item
+#: limits of what is kept of one stream: bytes of output, number of items, and texts of an item
 MAX_KEPT: Final = 1024 * 1024
 MAX_ITEMS: Final = 512
 _MAX_TEXTS: Final = 64
@@ -17,9 +17,13 @@ _MAX_TEXTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the text of a delta belongs: into a field of its item, or into a part of the list in that field.
+    """Where the text of a delta belongs: a field of its item, or a part in the list in that field.
 
-    `numbered_by`: the field of the event that numbers the part; `part`: what such a part is beside its text.
+    Attributes:
+        name: the field of the item.
+        numbered_by: the field of the event with the index of the part.
+        part: the fields of such a part other than its text.
+        text: the field of the part that holds the text.
     """
 
     name: str
@@ -38,7 +42,7 @@ _PLACES: Final[Mapping[str, _Place]] = {
     "response.custom_tool_call_input.delta": _Place("input"),
     "response.code_interpreter_call_code.delta": _Place("code"),
 }
-#: what is said of an item whose text is not kept, beside what its type must have
+#: the fields that are kept of an item whose text is not kept; `_EMPTY` adds the required fields of its type
 _BARE: Final = ("id", "type", "status", "role", "call_id", "name", "server_label")
 _BARE_CHARACTERS: Final = 256
 _EMPTY: Final[Mapping[str, Mapping[str, object]]] = {
@@ -51,7 +55,7 @@ _EMPTY: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 class _Item:
-    """One item of the output: the event that began or ended it, and the text that came in between."""
+    """One output item: the event that began or ended it, and the text received between them."""
 
     __slots__ = ("bare", "event", "is_done", "texts")
 
@@ -62,33 +66,33 @@ class _Item:
         self.texts: dict[tuple[str, int], bytearray] = {}
 
     def size(self) -> int:
-        """Bytes that are kept of it."""
+        """Return the bytes that are kept of the item."""
         return len(self.event or b"") + sum(map(len, self.texts.values()))
 
     def value(self) -> dict[str, object]:
-        """The item as far as it came."""
-        found = decode_answer(self.event) if self.event is not None else None
-        item = dict(found["item"]) if found is not None else dict(self.bare)
+        """Return the item as far as it was received."""
+        event = decode_response(self.event) if self.event is not None else None
+        item = dict(event["item"]) if event is not None else dict(self.bare)
         if self.is_done:
             return item
         if "status" in item:
             item["status"] = "incomplete"
-        return item | self._spoken()
+        return item | self._received_texts()
 
-    def _spoken(self) -> dict[str, object]:
+    def _received_texts(self) -> dict[str, object]:
         fields: dict[str, object] = {}
         parts: dict[str, dict[int, object]] = {}
         for (kind, number), text in self.texts.items():
-            place, said = _PLACES[kind], text.decode()
+            place, content = _PLACES[kind], text.decode()
             if place.numbered_by is None:
-                fields[place.name] = said
+                fields[place.name] = content
             else:
-                parts.setdefault(place.name, {})[number] = {**place.part, place.text: said}
-        return fields | {name: [found[number] for number in sorted(found)] for name, found in parts.items()}
+                parts.setdefault(place.name, {})[number] = {**place.part, place.text: content}
+        return fields | {name: [numbered[number] for number in sorted(numbered)] for name, numbered in parts.items()}
 
 
 class DeliveredOutput:
-    """Keeps what was delivered, up to `MAX_KEPT` bytes; of an item that is too much for it only what it is."""
+    """Keep the delivered output, up to `MAX_KEPT` bytes; of an item that does not fit, only a few fields."""
 
     __slots__ = ("_items", "_left")
 
@@ -97,41 +101,41 @@ class DeliveredOutput:
         self._left = MAX_KEPT
 
     def item(self, index: object, item: Mapping[str, Any], event: bytes, *, is_done: bool) -> None:
-        """Take the event that begins an item, or the one that ends it and says all of it again."""
+        """Keep the event that begins an item, or the one that ends it and repeats all of it."""
         if type(index) is not int or (index not in self._items and len(self._items) >= MAX_ITEMS):
             return
         before = self._items.get(index)
         if before is not None:
             self._left += before.size()
-        kept = self._items[index] = _Item(_bare(item))
-        kept.is_done = is_done
+        entry = self._items[index] = _Item(_bare(item))
+        entry.is_done = is_done
         if len(event) <= self._left:
-            kept.event = event
+            entry.event = event
             self._left -= len(event)
 
-    def said(self, kind: str, event: Mapping[str, Any], text: str) -> None:
-        """Take the text of a delta."""
+    def add_text(self, kind: str, event: Mapping[str, Any], text: str) -> None:
+        """Add the text of a delta."""
         place, index = _PLACES.get(kind), event.get("output_index")
-        kept = self._items.get(index) if place is not None and type(index) is int else None
-        if place is None or kept is None or kept.event is None or kept.is_done:
+        entry = self._items.get(index) if place is not None and type(index) is int else None
+        if place is None or entry is None or entry.event is None or entry.is_done:
             return
         number = event.get(place.numbered_by, 0) if place.numbered_by is not None else 0
-        if type(number) is not int or ((kind, number) not in kept.texts and len(kept.texts) >= _MAX_TEXTS):
+        if type(number) is not int or ((kind, number) not in entry.texts and len(entry.texts) >= _MAX_TEXTS):
             return
         raw = text.encode("utf-8", "replace")
         if len(raw) > self._left:
-            self._left += kept.size()
-            kept.event, kept.texts = None, {}
+            self._left += entry.size()
+            entry.event, entry.texts = None, {}
         else:
             self._left -= len(raw)
-            kept.texts.setdefault((kind, number), bytearray()).extend(raw)
+            entry.texts.setdefault((kind, number), bytearray()).extend(raw)
 
     def items(self) -> list[dict[str, object]]:
-        """The items in their order."""
+        """Return the items in their order."""
         return [self._items[index].value() for index in sorted(self._items)]
 
 
 def _bare(item: Mapping[str, Any]) -> dict[str, object]:
     known = {name: item.get(name) for name in _BARE}
-    said = {name: text for name, text in known.items() if isinstance(text, str) and len(text) <= _BARE_CHARACTERS}
-    return {**said, **_EMPTY.get(str(item.get("type")), {})}
+    short = {name: text for name, text in known.items() if isinstance(text, str) and len(text) <= _BARE_CHARACTERS}
+    return {**short, **_EMPTY.get(str(item.get("type")), {})}

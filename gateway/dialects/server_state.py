@@ -1,6 +1,6 @@
 """Find references to content that only the provider has, such as `previous_response_id`.
 
-A client is told of both, in `x-context-unseen` and `x-session-unmetered`.
+The client is informed in the headers `x-context-unseen` and `x-session-unmetered`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gateway.core.counting.measure import Wire
 from gateway.dialects.contents import MOST_MESSAGES, Contents, is_far_too_much
 from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_given
 
-#: fields of a Responses request that stand for content which its provider has
+#: fields of a Responses request that refer to content at the provider
 _KEPT: Final = ("previous_response_id", "conversation", "prompt")
-#: those of which an earlier answer may have told what they weigh; an answer is added to the conversation that is named
+#: The fields whose tokens may be known from an earlier response. A response is added to the named conversation.
 _CONTINUED_FROM: Final = _KEPT[:2]
-#: bytes of what names one of them; no provider's ids are longer
-_MOST_ID: Final = 1024
-#: the same of a Messages request: what goes on with an answer that Anthropic keeps
+#: size limit in bytes of an id; no provider has longer ones
+_MAX_ID: Final = 1024
+#: the field of a Messages request that continues a response stored at Anthropic
 _THREAD: Final = "thread"
 _CONTINUED: Final = re.compile(rb'"previous_message_id"\s*:\s*"')
-#: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
+#: an item that refers to an item of an earlier response; inside a JSON text its quotes would be escaped
 _REFERENCE: Final = "item_reference"
 _REFERENCE_MARK: Final = re.compile(rb'"item_reference"')
-#: Where parts of each format stand, and the types of those that may stand for a file. An image is none of them: what it
-#: weighs is bounded, and is held.
+#: The field with the messages of each format, and the types of parts that may refer to a file. An image is not one of
+#: them: its tokens have an upper bound, which is reserved.
 _MESSAGES: Final[Mapping[Wire, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
 _MARKS: Final[Mapping[Wire, re.Pattern[bytes]]] = {
     "chat": re.compile(rb'"(?:file|document_url|video_url|audio_url)"'),
@@ -36,87 +36,87 @@ _MARKS: Final[Mapping[Wire, re.Pattern[bytes]]] = {
     "responses": re.compile(rb'"input_file"'),
 }
 _PARTS: Final = frozenset({"file", "input_file", "document", "document_url", "video_url", "audio_url"})
-#: what a part calls a file that it does not hold
+#: the fields by which a part refers to a file that it does not contain
 _FILE_ID: Final = "file_id"
 _FILE_URL: Final = "file_url"
-#: what holds the rest of a part, and where parts of parts stand
+#: fields with the rest of a part, and fields with nested parts
 _HOLDERS: Final = ("file", "source", "video_url", "audio_url")
 _WITHIN: Final = ("content", "output")
-#: a file's data may be its address, and so may be what some types are named by
+#: fields that may have an address: file data may be one, and some types are given by one
 _ADDRESSES: Final = (_FILE_URL, "file_data", "document_url", "video_url", "audio_url", "url")
 _NAMED: Final = re.compile(
     rb'"(?:(file_id)"\s*:|(?:file_url|file_data|document_url|video_url|audio_url|url)"\s*:\s*"[hH][tT][tT][pP])'
 )
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
-#: deeper than parts stand in parts, and bytes of messages that are built to look for them
-_DEEPEST: Final = 8
-_MOST_BYTES: Final = 2**20
-#: what an answer is to be made in: the background, or later (https://docs.x.ai/docs/guides/deferred-chat-completions)
+#: the maximum depth of nested parts, and the maximum bytes of messages that are decoded to find them
+_MAX_DEPTH: Final = 8
+_MAX_BYTES: Final = 2**20
+#: how a response is generated: in the background, or deferred (https://docs.x.ai/docs/guides/deferred-chat-completions)
 _BACKGROUND: Final = "background"
 _DEFERRED: Final = "deferred"
-#: the format in which each of them is known to be fetched
+#: the format in which such responses can be fetched
 _FETCHED_IN: Final[Mapping[str, Wire]] = {_BACKGROUND: "responses", _DEFERRED: "chat"}
-#: what the API of images says of a picture's
-_OF_PICTURES: Final = ("transparent", "opaque", "auto")
+#: values of `background` in the images API
+_IMAGE_BACKGROUNDS: Final = ("transparent", "opaque", "auto")
 
 
 def kept_by_provider(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
-    """What of a request stands for content that others keep: it is neither weighed nor cut, and is billed.
+    """Return the references of a request to content that only the provider has: not counted or trimmed, but billed.
 
-    `contents`: of the request, where they are there: of what is known of their beginning this is known too.
+    `contents`: the contents of the request, if they were read. The references in a cached prefix are known.
     """
     if wire is None or wire not in _MESSAGES:
         return ()
     field = _MESSAGES[wire]
-    found = [name for name in _KEPT if is_given(fields, name)] if wire == "responses" else []
+    references = [name for name in _KEPT if is_given(fields, name)] if wire == "responses" else []
     if wire == "messages" and _THREAD in fields and _CONTINUED.search(fields[_THREAD]):
-        found.append(_THREAD)
+        references.append(_THREAD)
     if field not in fields:
-        return tuple(found)
+        return tuple(references)
     if contents is None or contents.array is None:
-        said = named_in(wire, memoryview(fields[field]), None)
+        named = named_in(wire, memoryview(fields[field]), None)
     else:
         start = contents.start
-        said = named_in(wire, contents.rest, contents.fresh) | (start.elsewhere if start is not None else frozenset())
-    return (*found, *sorted(said, key=lambda name: (name != _REFERENCE, name)))  # items before files
+        named = named_in(wire, contents.rest, contents.fresh) | (start.elsewhere if start is not None else frozenset())
+    return (*references, *sorted(named, key=lambda name: (name != _REFERENCE, name)))  # items before files
 
 
 def named_in(wire: Wire, text: bytes | memoryview, messages: Sequence[bytes] | None) -> frozenset[str]:
-    """How messages name what others keep. `text`: an array, or what is left of one behind some of its messages.
+    """Return the kinds of references in messages. `text`: an array, or the rest of an array after some messages.
 
-    `messages`: those of it that are looked at; None: all, of a whole array.
+    `messages`: the messages to search in; None: all messages of a whole array.
     """
-    found = set[str]()
+    references = set[str]()
     if wire == "responses" and _REFERENCE_MARK.search(text):
-        found.update([_REFERENCE] if messages is None or any(map(_REFERENCE_MARK.search, messages)) else ())
+        references.update([_REFERENCE] if messages is None or any(map(_REFERENCE_MARK.search, messages)) else ())
     marks = _MARKS.get(wire)
     if marks is not None and marks.search(text):
-        found |= _names(_elements(bytes(text)) if messages is None else messages)
-    return frozenset(found)
+        references |= _names(_elements(bytes(text)) if messages is None else messages)
+    return frozenset(references)
 
 
 def continued_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
-    """The ids of what a request goes on from: of an earlier answer, of a conversation."""
+    """Return the ids of the earlier response and of the conversation that a request continues."""
     return _ids(fields, _CONTINUED_FROM) if wire == "responses" else ()
 
 
 def earlier_answer(fields: AnyFields) -> str | None:
-    """The id of the answer that a request of the Responses API goes on from."""
+    """Return the id of the response that a Responses request continues, or None."""
     return next(iter(_ids(fields, _CONTINUED_FROM[:1])), None)
 
 
-def kept_answer(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> str | None:
-    """The id of an answer to a request, where its provider keeps it for others to go on from."""
-    if wire != "responses" or not answer_id or len(answer_id) > _MOST_ID:
+def kept_answer(fields: AnyFields, wire: Wire | None, response_id: str | None) -> str | None:
+    """Return the id of a response if its provider stores it, so that later requests can continue it; else None."""
+    if wire != "responses" or not response_id or len(response_id) > _MAX_ID:
         return None
-    return answer_id if bytes(fields.get("store", b"")) != b"false" else None
+    return response_id if bytes(fields.get("store", b"")) != b"false" else None
 
 
-def left_over(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
-    """The ids under which others may go on from an answer to a request."""
+def left_over(fields: AnyFields, wire: Wire | None, response_id: str | None) -> tuple[str, ...]:
+    """Return the ids by which later requests can continue a response."""
     if wire != "responses":
         return ()
-    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, answer_id)
+    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, response_id)
     return (kept, *named) if kept is not None else named
 
 
@@ -124,9 +124,9 @@ def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:
     if fields.keys().isdisjoint(names):
         return ()
     raws = (fields[name] for name in names if name in fields)
-    said = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MOST_ID)
-    ids = (one.get("id") if isinstance(one, dict) else one for one in said)
-    return tuple(one for one in ids if isinstance(one, str) and one)
+    values = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MAX_ID)
+    ids = (value.get("id") if isinstance(value, dict) else value for value in values)
+    return tuple(value for value in ids if isinstance(value, str) and value)
 
 
 def _elements(array: bytes) -> Sequence[msgspec.Raw]:
@@ -139,31 +139,31 @@ def _elements(array: bytes) -> Sequence[msgspec.Raw]:
 
 
 def _names(messages: Sequence[bytes | msgspec.Raw]) -> set[str]:
-    """How messages name files that they do not hold."""
-    found, left = set[str](), _MOST_BYTES
+    """Return how messages refer to files that they do not contain."""
+    kinds, left = set[str](), _MAX_BYTES
     for raw in messages[:MOST_MESSAGES]:
         named = _NAMED.search(raw)
         if named is None:
             continue
         left -= memoryview(raw).nbytes
         if left >= 0:
-            found.update(_files(decode(raw)))
+            kinds.update(_files(decode(raw)))
         else:
-            # Too much to be built for a word in a header: it is believed.
-            found.add(_FILE_ID if named[1] else _FILE_URL)
-    return found
+            # Decoding more for one word in a header would take too long, so the pattern alone decides.
+            kinds.add(_FILE_ID if named[1] else _FILE_URL)
+    return kinds
 
 
 def _files(value: object, depth: int = 0) -> Iterator[str]:
-    """How a message, or a part of one, names files that it does not hold."""
+    """Yield how a message, or a part of one, refers to files that it does not contain."""
     if isinstance(value, list):
         for part in value:
             yield from _files(part, depth + 1) if isinstance(part, dict) else ()
-    if not isinstance(value, dict) or depth > _DEEPEST:
+    if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return
     for name in _WITHIN:
         inner = value.get(name)
-        # What stands there by itself is one level more, as what stands in a list.
+        # A single nested part counts as one level deeper, like one in a list.
         yield from _files([inner] if isinstance(inner, dict) else inner, depth)
     kind = value.get("type")
     if isinstance(kind, str) and kind in _PARTS:
@@ -175,7 +175,7 @@ def _named(holders: list[dict[str, Any]]) -> Iterator[str]:
         if isinstance(known := holder.get(_FILE_ID), str) and known:
             yield _FILE_ID
         addresses = (holder.get(name) for name in _ADDRESSES)
-        if any(isinstance(one, str) and one[:4].lower() == "http" for one in addresses):
+        if any(isinstance(value, str) and value[:4].lower() == "http" for value in addresses):
             yield _FILE_URL
 
 
@@ -184,18 +184,18 @@ def _is_deferred(fields: Fields) -> bool:
 
 
 def is_in_background(fields: Fields, wire: Wire | None) -> bool:
-    """Whether an answer is made later, and billed when it is.
+    """Return True if a response is generated later, and billed then.
 
-    What is asked for at one provider is believed at all; on a path that nobody knows as well.
+    `deferred` is known at one provider only, but accepted on every path. An unknown path may have either field.
     """
     if _is_deferred(fields):
         return True
     if wire not in ("responses", None) or _BACKGROUND not in fields:
         return False
-    said = decode(fields[_BACKGROUND])
-    return said not in (None, False) and (wire is not None or said not in _OF_PICTURES)
+    value = decode(fields[_BACKGROUND])
+    return value not in (None, False) and (wire is not None or value not in _IMAGE_BACKGROUNDS)
 
 
 def is_fetched_later(fields: Fields, wire: Wire | None) -> bool:
-    """Whether such an answer is fetched by its id when it is made, in the format of one that was made at once."""
+    """Return True if a background response is fetched by its id, in the format of an immediate response."""
     return wire == _FETCHED_IN[_DEFERRED if _is_deferred(fields) else _BACKGROUND] and is_in_background(fields, wire)

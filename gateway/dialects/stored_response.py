@@ -13,32 +13,32 @@ _RESPONSES: Final = "responses"
 
 
 class StoredResponses(PassThrough):
-    """Requests as `PassThrough` has them, and answers as `made` reads those that it makes at once."""
+    """Forward requests like `PassThrough`. Read responses with `response_dialect`, the dialect that created them."""
 
-    def __init__(self, operation: str, made: Dialect, *, is_empty: bool) -> None:
+    def __init__(self, operation: str, response_dialect: Dialect, *, is_empty: bool) -> None:
         super().__init__(operation, is_empty=is_empty)
-        self._made = made
+        self._response_dialect = response_dialect
 
     def answer(self, body: bytes) -> ParsedResponse:
-        """See `Dialect.answer`."""
-        return self._made.answer(body)
+        """Read a whole response."""
+        return self._response_dialect.answer(body)
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`. Nothing was asked for here, so nothing is dropped."""
+        """Return a reader for one stream. The gateway asked for no usage chunk, so no event is dropped."""
         del drop_usage, input_tokens
-        if self._made.name == _RESPONSES:
+        if self._response_dialect.name == _RESPONSES:
             return _AnyPartReader(None, lambda: 0)
-        return self._made.reader(call, drop_usage=False)
+        return self._response_dialect.reader(call, drop_usage=False)
 
 
 class _AnyPartReader(ResponsesReader):
-    """Reads a stream that may begin anywhere (`starting_after`): its last event says all of its answer, or none."""
+    """Read a stream that may start anywhere (`starting_after`). Its last event has the whole response, or nothing."""
 
     def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
         response = value.get("response")
         if kind in LAST_EVENTS and isinstance(response, dict):
             if response.get("output"):
-                self._gathered = ResponseState()
-            # What came before was an error of the stream, or is said again.
-            self._gathered.error = False
+                self._state = ResponseState()
+            # An earlier error was an error of the stream only, or the last event repeats it.
+            self._state.error = False
         super()._other(kind, value, data)

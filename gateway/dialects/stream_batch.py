@@ -14,14 +14,14 @@ from gateway.dialects.fields import UNREADABLE
 
 E = TypeVar("E")
 K = TypeVar("K")
-#: events that are decoded in one go; what is made of them takes little memory
+#: events that are decoded together; this number keeps the memory for them small
 _AT_ONCE: Final = 1024
 
 
 def decode_events(decoder: msgspec.json.Decoder[list[E]], events: Sequence[bytes]) -> list[E] | None:
-    """The data of several events, decoded in one go; None where that does not give as many values as there are events.
+    """Decode the data of several events together; return None unless this gives one value per event.
 
-    What one of them lacks another one may have: of data that is no JSON by itself the values may be those of others.
+    The values may be wrong if single events are not valid JSON: what one event lacks, the next one may provide.
     """
     try:
         values = decoder.decode(b"[%b]" % b",".join(events))
@@ -33,33 +33,33 @@ def decode_events(decoder: msgspec.json.Decoder[list[E]], events: Sequence[bytes
 def runs(
     events: Sequence[bytes], decoded: Sequence[E], kind: Callable[[E], K]
 ) -> Iterator[tuple[K, Sequence[bytes], Sequence[E]]]:
-    """Events of one kind that follow each other: the kind, their bytes, and what was decoded of them."""
+    """Yield runs of consecutive events of one kind: the kind, their bytes, and their decoded fields."""
     start = 0
-    for of_all, some in groupby(decoded, kind):
-        run = list(some)
-        yield of_all, events[start : start + len(run)], run
+    for run_kind, group in groupby(decoded, kind):
+        run = list(group)
+        yield run_kind, events[start : start + len(run)], run
         start += len(run)
 
 
 class BatchReader(EventReader, Generic[E]):
-    """A reader that takes many events in one go, each as an `E`: the few fields of an event that nearly all have.
+    """A reader that decodes many events together. `E` holds the few fields that nearly all events have.
 
-    Events of which one is no `E`, or no JSON, are read one by one.
+    If one of the events is not an `E`, or not JSON, all of them are read one by one.
     """
 
-    #: of a list of events
+    #: decodes a list of events
     decoder: msgspec.json.Decoder[list[E]]
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`."""
+        """Read many events, `_AT_ONCE` at a time."""
         for start in range(0, len(events), _AT_ONCE):
-            some = events[start : start + _AT_ONCE]
-            decoded = decode_events(self.decoder, some)
+            batch = events[start : start + _AT_ONCE]
+            decoded = decode_events(self.decoder, batch)
             if decoded is None:
-                super().read_all(some)
+                super().read_all(batch)
             else:
-                self.read_decoded(some, decoded)
+                self.read_decoded(batch, decoded)
 
     @abstractmethod
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[E]) -> None:
-        """Take events, each as its bytes and as its fields; never raises."""
+        """Read events, each given as its bytes and as its decoded fields; never raises."""

@@ -1,4 +1,4 @@
-"""Estimate the tokens of texts in formats and fields that nothing else counts."""
+"""Estimate the tokens of texts in formats and fields that have no token counter."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.fields import Fields, decode, unescaped
 
-#: strings of a request that are weighed one by one
+#: strings of a request whose tokens are estimated one by one
 _MAX_TEXTS: Final = 100_000
-#: characters of texts that are not ASCII that are looked at to weigh them, and how many at once
+#: characters of non-ASCII texts that are examined for the estimate, and how many at once
 _MAX_COUNTED: Final = 512 * 1024
 _COUNTED_AT_ONCE: Final = 64 * 1024
-#: bytes of a list of strings that are decoded at once, and those by which one is known
+#: bytes of a list of strings that are decoded at once, and the leading bytes that identify such a list
 _AT_ONCE: Final = 8 * 2**20
 _GLANCE: Final = 16
 _TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
-#: fields that may hold a text as the ids of its tokens
+#: fields that may hold a text as its token ids
 _ID_FIELDS: Final = ("input", "prompt")
-#: what a number is written with, and everything else
+#: translates the characters of numbers to "0" and all others to a space
 _NUMBERS: Final = bytes(ord("0" if chr(byte) in "0123456789.-+eE" else " ") for byte in range(256))
-#: In a field that nobody knows, so many characters of base64 are data, as of a recording: no word is as long.
+#: In an unknown field, this many characters of base64 are data, such as a recording. No word is as long.
 _DATA_CHARACTERS: Final = 1024
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\r\n"
-#: A string without its quotes, its closing quote, and the colon after it if it is a key. Of a string with more escapes
-#: only the first part is matched, and what follows its closing quote is looked for separately.
+#: A string without its opening quote, its closing quote, and the colon after it if it is a key. If the string has many
+#: escapes, only its first part is matched, and the code after its closing quote is matched separately by `_AFTER`.
 _STRING: Final = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*){0,100})(?:(")\s*(:)?)?')
 _AFTER: Final = re.compile(rb'"\s*(:)?')
 
 
 def texts(value: object, depth: int = 0) -> Iterator[str]:
-    """Every string inside a JSON value that may be prompt text; data and deep nesting are left out.
+    """Yield every string in a JSON value that may be prompt text; skip data and deep nesting.
 
-    A value that is not decoded yet (`Raw`) is read without building it, up to `_MAX_TEXTS` strings; the rest of it is
-    taken to go on like that.
+    A value that is not decoded yet (`Raw`) is read without decoding it, up to `_MAX_TEXTS` strings. The rest is assumed
+    to have as much text per byte.
     """
     if isinstance(value, msgspec.Raw):
         yield from _texts_of_raw(value)
     elif isinstance(value, str):
         if not _is_data(value):
             yield value
-    elif depth < 32:  # noqa: PLR2004  # deeper than any prompt; a guard, not a limit anyone meets
+    elif depth < 32:  # noqa: PLR2004  # deeper than any prompt; only a guard against recursion
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         for item in items:
             yield from texts(item, depth + 1)
 
 
 def texts_of_fields(fields: Fields, names: Iterable[str], *, unknown: bool = False) -> Iterator[str]:
-    """The strings inside some top-level fields of a body.
+    """Yield the strings in some top-level fields of a body.
 
-    `unknown`: nobody knows what these mean. Names in them may be shown to a model too; long base64 is data.
+    `unknown`: the meaning of the fields is not known. A model may see their keys too; long base64 is data.
     """
     for name in names:
         if name in fields:
@@ -64,7 +64,7 @@ def texts_of_fields(fields: Fields, names: Iterable[str], *, unknown: bool = Fal
 
 
 def beyond(characters: int, parts: Iterator[str]) -> Iterator[str]:
-    """Texts that have more characters together; else none."""
+    """Yield all texts if they have more characters in total than this; else none."""
     few: list[str] = []
     for text in parts:
         few.append(text)
@@ -75,7 +75,7 @@ def beyond(characters: int, parts: Iterator[str]) -> Iterator[str]:
 
 
 def _is_data(text: str, *, unknown: bool = False) -> bool:
-    """Whether a string is what no model reads as text. What has a space is a text, also behind `data:`."""
+    """Return True if no model reads this string as text. A string with a space is text, even if it begins `data:`."""
     if text.startswith("data:"):
         return " " not in text and "\n" not in text
     is_long = unknown and len(text) >= _DATA_CHARACTERS and " " not in text and text.isascii()
@@ -83,37 +83,37 @@ def _is_data(text: str, *, unknown: bool = False) -> bool:
 
 
 def _is_plain_data(written: bytes) -> bool:
-    """The same of a string as it stands in the body, where it need not be built to tell."""
+    """Return True if an encoded string is certainly data, so that it need not be decoded."""
     return written.startswith(b"data:") and b" " not in written and b"\\" not in written
 
 
 def token_ids(fields: Fields) -> int:
-    """Tokens that are sent as their ids: the numbers of arrays. They are counted as bytes; nothing is built of them."""
+    """Return the number of tokens that are sent as ids: the numbers in arrays. Counted as bytes, without decoding."""
     arrays = (_array(fields[name]) for name in _ID_FIELDS if name in fields)
-    return sum(_outside(array).translate(_NUMBERS).count(b" 0") for array in arrays)
+    return sum(_outside_strings(array).translate(_NUMBERS).count(b" 0") for array in arrays)
 
 
 def prompts(raw: bytes | msgspec.Raw) -> int:
-    """Prompts in a field that may hold several, each a text or a list of ids. As in `token_ids` nothing is built."""
+    """Return the number of prompts in a field with one or several, each a text or a list of ids. Not decoded."""
     array = _array(raw)
-    return max(1, array.count(b'"') // 2 + _outside(array).count(b"[") - 1)
+    return max(1, array.count(b'"') // 2 + _outside_strings(array).count(b"[") - 1)
 
 
 def _array(raw: bytes | msgspec.Raw) -> bytes:
-    """An array, without escapes: every quote in it begins or ends a string. Empty where it is none."""
+    """Return an array without escapes, so that every quote begins or ends a string; empty if it is not an array."""
     view = memoryview(raw)
     if view[0] != ord("["):
         return b""
     return unescaped(bytes(view))
 
 
-def _outside(array: bytes) -> bytes:
-    """What stands between the strings of an array; behind `_MAX_TEXTS` of them everything."""
+def _outside_strings(array: bytes) -> bytes:
+    """Return the bytes between the strings of an array; after `_MAX_TEXTS` strings, everything."""
     return b" ".join(array.split(b'"', 2 * _MAX_TEXTS)[::2])
 
 
 def _list_of_texts(raw: msgspec.Raw) -> list[str] | None:
-    """What is nothing but a list of strings, as embeddings send it: decoding is five times as fast as a search."""
+    """Return a plain list of strings, as embeddings send it, else None. Decoding is five times as fast as a search."""
     view = memoryview(raw)
     if view.nbytes > _AT_ONCE or not bytes(view[:_GLANCE]).replace(b" ", b"").startswith(b'["'):
         return None
@@ -132,45 +132,46 @@ def _texts_of_raw(raw: msgspec.Raw, *, unknown: bool = False) -> Iterator[str]:
         yield from (text for text in whole if not _is_data(text, unknown=unknown))
         return
     view = memoryview(raw)
-    found: list[str] = []
+    decoded: list[str] = []
     for number, (written, is_key, end) in enumerate(_strings(view), 1):
         if (unknown or not is_key) and not _is_plain_data(written):
             text = decode(b'"' + written + b'"')
             if isinstance(text, str) and not _is_data(text, unknown=unknown):
-                found.append(text)
+                decoded.append(text)
                 yield text
         if number == _MAX_TEXTS:
-            yield from _going_on("".join(found), end, view.nbytes - end)
+            yield from _repeated("".join(decoded), end, view.nbytes - end)
             return
 
 
 def _strings(view: memoryview) -> Iterator[tuple[bytes, bool, int]]:
-    """Yield each string of JSON as it is written, whether it is a key, and the index after it and its colon."""
+    """Yield each encoded string of JSON, whether it is a key, and the index after the string and its colon."""
     at: int | None = 0
     while at is not None:
         begin, at = at, None
-        for found in _STRING.finditer(view, begin):
-            if found[2] is None:
-                end = string_end(view, found.end())
+        for match in _STRING.finditer(view, begin):
+            if match[2] is None:
+                end = string_end(view, match.end())
                 after = _AFTER.match(view, end)
                 if after is not None:
                     at = after.end()
-                    yield bytes(view[found.start(1) : end]), after[1] is not None, at
+                    yield bytes(view[match.start(1) : end]), after[1] is not None, at
                 break
-            yield found[1], found[3] is not None, found.end()
+            yield match[1], match[3] is not None, match.end()
 
 
-def _going_on(text: str, read: int, left: int) -> Iterator[str]:
-    """As much of the text, again and again, as bytes are left to those that were read."""
+def _repeated(text: str, read: int, left: int) -> Iterator[str]:
+    """Repeat the text of the bytes read so far for the remaining bytes, in proportion."""
     whole, part = divmod(left, read)
     yield from itertools.repeat(text, whole)
     yield text[: len(text) * part // read]
 
 
 def estimate(parts: Iterator[str]) -> int:
-    """Estimated tokens of several texts, rounded up.
+    """Return the estimated tokens of several texts, rounded up.
 
-    ASCII weighs by its length alone. Of other texts `_MAX_COUNTED` characters are looked at; the rest weighs like them.
+    The tokens of ASCII text depend only on its length. Of other texts `_MAX_COUNTED` characters are examined, and the
+    rest is assumed to have as many tokens per character.
     """
     tokens = other = 0.0
     counted = uncounted = 0
@@ -189,7 +190,7 @@ def estimate(parts: Iterator[str]) -> int:
 
 
 def as_name(text: str) -> str:
-    """A foreign name as it may stand in a record or a header: no lone surrogates, no control characters, bounded."""
+    """Return an external name made safe for records and headers: printable, bounded, without lone surrogates."""
     if len(text) <= NAME_CHARACTERS and text.isprintable():
         return text
     return "".join(

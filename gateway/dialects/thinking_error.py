@@ -1,6 +1,6 @@
-"""Read a provider's refusal of thinking blocks.
+"""Read a provider's error about thinking blocks.
 
-The texts are Anthropic's; hosts and translations pass them on.
+The texts are Anthropic's. Cloud hosts and translating proxies pass them on.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 """
 
@@ -11,13 +11,12 @@ from typing import Final, Literal
 
 from gateway.core.values import dataclass
 
-#: `binding`: a block does not match the messages in front of it. `round`: a tool call that waits for its result lacks
-#: its thinking.
+#: `binding`: a block does not match the messages before it. `round`: a tool call without result lacks its thinking.
 Kind = Literal["binding", "round"]
 
 _STATUSES: Final = frozenset({400, 422})
 #: bytes of an error that are read
-_MOST_BYTES: Final = 65_536
+_MAX_BYTES: Final = 65_536
 _PHRASES: Final[tuple[tuple[Kind, re.Pattern[bytes]], ...]] = (
     ("binding", re.compile(rb"bound to a different conversation", re.IGNORECASE)),
     ("binding", re.compile(rb"preceding\W{0,4}thinking\W{0,4}block is missing", re.IGNORECASE)),
@@ -30,17 +29,17 @@ _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingRefusal:
-    """Why thinking was refused, and the first message with a refused block; None if the error does not say."""
+    """Reason why thinking was refused, and the first message with a refused block (None if not named)."""
 
     kind: Kind
     message: int | None = None
 
 
 def thinking_refusal(status: int, body: bytes) -> ThinkingRefusal | None:
-    """Return what an error says of thinking blocks; None if it is about something else."""
+    """Return what an error says about thinking blocks; None if it is about something else."""
     if status not in _STATUSES or b"thinking" not in body:
         return None
-    text = body[:_MOST_BYTES]
+    text = body[:_MAX_BYTES]
     kind = next((kind for kind, phrase in _PHRASES if phrase.search(text)), None)
     if kind is None:
         return None

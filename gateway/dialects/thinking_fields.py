@@ -21,28 +21,28 @@ _CLAUDE_CODE: Final = b"x-claude-code-session-id"
 
 
 def manages_thinking(headers: Sequence[tuple[bytes, bytes]], call: Call) -> bool:
-    """Return whether a client handles refused thinking blocks itself: it sets `block_binding`, or is Claude Code."""
+    """Return whether a client handles refused thinking blocks: it sets `block_binding`, or is Claude Code."""
     return bool(header(headers, _CLAUDE_CODE)) or "block_binding" in _thinking(call)
 
 
 def with_drop_block(call: Call) -> Mapping[str, Any]:
-    """Return the field `thinking` with which the provider drops blocks that it would refuse."""
+    """Return the field `thinking` that makes the provider drop blocks instead of refusing them."""
     thinking = {"type": "adaptive", **_thinking(call)}
     return {**thinking, "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
 
 
 def thinking_type(call: Call) -> object:
-    """Return the type of thinking that a request asks for; None if it says nothing."""
+    """Return the type of thinking that a request asks for; None if it names none."""
     return _thinking(call).get("type")
 
 
 def with_beta(headers: list[tuple[bytes, bytes]], beta: bytes) -> list[tuple[bytes, bytes]]:
-    """Return these headers with one more beta."""
-    found = [value for name, value in headers if name.lower() == BETA_HEADER]
-    if any(beta in value for value in found):
+    """Return the headers with one more beta."""
+    betas = [value for name, value in headers if name.lower() == BETA_HEADER]
+    if any(beta in value for value in betas):
         return headers
     others = [(name, value) for name, value in headers if name.lower() != BETA_HEADER]
-    return [*others, (BETA_HEADER, b",".join([*filter(None, found), beta]))]
+    return [*others, (BETA_HEADER, b",".join([*filter(None, betas), beta]))]
 
 
 def _thinking(call: Call) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Read system messages that change which tools a conversation offers (Anthropic), and name the beta that they need.
+"""Read system messages that change which tools a conversation offers (Anthropic), and the beta that they need.
 
 (https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages)
 """
@@ -17,13 +17,13 @@ from gateway.dialects.fields import UNREADABLE, decode
 #: The beta for changes that name a tool by reference. Bedrock and Google Cloud accept it, too.
 TOOL_CHANGES_BETA: Final = b"mid-conversation-tool-changes-2026-07-01"
 _WORDS: Final = tuple(f'"{kind}"'.encode() for kind in TOOL_CHANGES)
-#: An error about tool changes has one of these, in lower case: the blocks, the beta, or the role, which a host may not
-#: know inside a conversation.
+#: An error about tool changes has one of these, in lower case: the blocks, the beta, or a system role inside a
+#: conversation, which a host may not know.
 _ABOUT: Final = (b"tool_removal", b"tool_addition", b"mid-conversation", b"unexpected role")
-#: an error about the place of a system message, which the host does know
+#: an error about the position of a system message, by a host that knows such messages
 _ABOUT_PLACE: Final = (b"must follow", b"must immediately follow", b"must precede")
 #: bytes of an error that are read
-_MOST_BYTES: Final = 65_536
+_MAX_BYTES: Final = 65_536
 _PLACE: Final = re.compile(rb"\bmessages[.\[](\d{1,6})")
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -43,7 +43,7 @@ def changes_tools(messages: bytes) -> bool:
 
 
 def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
-    """Return whether an error is about tool changes: it mentions them, or begins with the place of one.
+    """Return whether an error is about tool changes: it mentions them, or the place it names has one.
 
     An error about thinking blocks may name such a place as the first difference. It is not about the change.
 
@@ -51,7 +51,7 @@ def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
         refusal: the body of the error.
         sent: the messages of the request.
     """
-    text = refusal[:_MOST_BYTES].lower()
+    text = refusal[:_MAX_BYTES].lower()
     if b"signature" in text or any(word in text for word in _ABOUT_PLACE):
         return False
     place = _PLACE.search(text)
@@ -61,7 +61,7 @@ def refuses_changes(refusal: bytes, sent: Sequence[bytes]) -> bool:
 
 
 def withdrawn_by_compaction(messages: Sequence[bytes]) -> frozenset[str]:
-    """Return the names of the tools that are withdrawn at the newest compaction block, which carries the changes."""
+    """Return the names of the tools that the newest compaction block lists as withdrawn."""
     for raw in reversed(messages):
         if b'"compaction"' in raw:
             blocks = [block for block in _blocks(decode(raw)) if block.get("type") == "compaction"]
@@ -77,7 +77,7 @@ def withdrawn_by_compaction(messages: Sequence[bytes]) -> frozenset[str]:
 
 
 def _instructions(message: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the blocks of a system message, or those that a user message carries as such."""
+    """Yield the blocks of a system message, or the system blocks inside a user message."""
     for block in _blocks(message):
         if message.get("role") == "system":
             yield block
@@ -87,7 +87,7 @@ def _instructions(message: Any) -> Iterator[Mapping[str, Any]]:
 
 def _blocks(holder: Any) -> list[Mapping[str, Any]]:
     content = holder.get("content") if isinstance(holder, dict) else None
-    return [one for one in _list(content) if isinstance(one, dict)]
+    return [block for block in _list(content) if isinstance(block, dict)]
 
 
 def _list(value: Any) -> list[Any]:

@@ -1,11 +1,14 @@
 """Restrict a request to some of its tools.
 
-Two ways to narrow. A choice among some tools (`allowed_tools`, as OpenAI has it) leaves the list of tools as it is, and
-with it the provider's prompt cache, which begins with the tools. Where a provider knows no such choice the list is
-made shorter. A call that must use one certain tool names it and needs neither.
+There are three ways:
 
-Where a model's thinking is bound to its list of tools, the list is the same with each call, whatever the step. If the
-model accepts it, a system message withdraws the other tools (see `gateway.core.tool_changes`).
+- A choice among some tools (OpenAI's `allowed_tools`) keeps the list of tools unchanged. This keeps the provider's
+  prompt cache, whose prefix begins with the tools.
+- If a provider knows no such choice, the list is shortened.
+- A call that must use one certain tool names it in `tool_choice`.
+
+If a model's thinking is bound to its list of tools, the list is the same with each call, in every step. If the model
+accepts it, a system message withdraws the other tools (see `gateway.core.tool_changes`).
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from gateway.dialects.tools import KNOWN_OFFERS, MODES, Mode, OfferedTool, ToolO
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = msgspec.Raw(b"null")
-#: what an entry of a list says of itself: the provider's cache ends here; it is loaded when a search has found it
-_MARK: Final = "cache_control"
-_LATER: Final = "defer_loading"
+#: Fields of an entry in a list of tools: the provider's cache ends here; the tool is loaded after a search found it.
+_CACHE_MARK: Final = "cache_control"
+_DEFERRED: Final = "defer_loading"
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """Which tools a system message inside the conversation withdraws.
+    """Tools that a system message inside the conversation withdraws.
 
     Attributes:
         tools: names of the tools that such a message may name.
@@ -46,12 +49,16 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class ToolRestriction:
-    """How a request is narrowed: the fields to set, encoded.
+    """Changes that restrict the tools of a request.
 
-    `counted`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
-    since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know;
-    `is_forced`: they force a tool call that the client did not; `beyond`: tools that stay offered though they may not
-    be called; `withdrawal`: what is withdrawn by a system message; None if the model accepts no such message.
+    Attributes:
+        fields: the fields to set, encoded.
+        counted: the fields that change the token count of the request. Of a choice among tools only the mode counts,
+            because no model reads the choice.
+        is_choice_among: `fields` has only a choice among tools, which a provider may not know.
+        is_forced: `fields` forces a tool call that the client did not force.
+        beyond: tools that stay offered although they must not be called.
+        withdrawal: the tools that a system message withdraws; None if the model accepts no such message.
     """
 
     fields: Mapping[str, msgspec.Raw]
@@ -63,7 +70,7 @@ class ToolRestriction:
 
     @classmethod
     def of(cls, changes: Mapping[str, object]) -> ToolRestriction:
-        """Of fields as values."""
+        """Create a restriction from decoded fields."""
         encoded = {name: msgspec.json.encode(value) for name, value in changes.items()}
         choice = changes.get("tool_choice")
         counted, is_among = encoded, isinstance(choice, dict) and choice.get("type") == "allowed_tools"
@@ -74,18 +81,18 @@ class ToolRestriction:
 
 
 UNRESTRICTED: Final = ToolRestriction({}, {})
-#: what weighs no more than a request that says nothing of it
-_AS_UNSAID: Final = {"tool_choice": b'"auto"'}
+#: a field that has no more tokens than a request without it
+_DEFAULT_CHOICE: Final = {"tool_choice": b'"auto"'}
 
 
 class RestrictionSupport(NamedTuple):
-    """What a model accepts of what restricts its tools.
+    """Ways to restrict tools that a model accepts.
 
     Attributes:
         choice: a choice among some tools (`allowed_tools`).
         forced: a forced tool call.
-        listed: the names that its list of tools must have with each call, whatever the step; None: any.
-        referenced: names that a list may not lack, because messages refer to them.
+        listed: the names that its list of tools must have with each call, in every step; None if it is free.
+        referenced: names that the list must contain, because messages refer to them.
         allowed: names that the step allows, if a system message can withdraw the other tools; None if it cannot.
     """
 
@@ -97,9 +104,9 @@ class RestrictionSupport(NamedTuple):
 
 
 def takes_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
-    """Return whether a model accepts that a tool call is forced, as far as its family and the request say."""
+    """Return whether a model accepts a forced tool call, according to its family and the request."""
     if family.forced_choice == "accepted":
-        # Claude models before those whose thinking is bound refuse it while they think
+        # Claude models before those with bound thinking refuse a forced call while thinking is on
         # (https://platform.claude.com/docs/en/build-with-claude/extended-thinking, "Extended thinking with tool use").
         return family.binding == "prefix" or not (offer.wire == "messages" and offer.thinks)
     thinks = family.thinks == "unasked" if offer.thinks is None else offer.thinks
@@ -107,13 +114,13 @@ def takes_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
 
 
 def restricted(offer: ToolOffer, keep: tuple[str, ...], *, must: bool, takes: RestrictionSupport) -> ToolRestriction:
-    """How a request is told to call these tools only; not at all where it says so already.
+    """Return the changes so that a request calls these tools only; no changes if it already does.
 
     Args:
-        offer: what the request offers.
-        keep: tools of it that may be called.
-        must: one of them has to be.
-        takes: what its model accepts.
+        offer: the tools that the request offers.
+        keep: names of the tools that may be called.
+        must: one of them must be called.
+        takes: the ways to restrict tools that the model accepts.
     """
     restrict = _known_restriction if offer.is_known else _restricted
     return restrict(offer, keep, must, takes)
@@ -126,7 +133,7 @@ def _restricted(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: Rest
     changes = _changes(offer, kept, takes, is_forced=is_forced)
     withdrawal = _withdrawal(offer, kept, takes)
     withdrawn = (withdrawal.withdrawn if withdrawal is not None else None) or frozenset()
-    beyond = tuple(one for one in _beyond(offer, kept, takes, is_forced=is_forced) if one not in withdrawn)
+    beyond = tuple(name for name in _beyond(offer, kept, takes, is_forced=is_forced) if name not in withdrawn)
     if not changes:
         return replace(UNRESTRICTED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else UNRESTRICTED
     restriction = replace(
@@ -135,8 +142,8 @@ def _restricted(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: Rest
         beyond=beyond,
         withdrawal=withdrawal,
     )
-    is_as_before = offer.choice is None and restriction.counted == _AS_UNSAID
-    return replace(restriction, counted={}) if is_as_before else restriction
+    has_same_count = offer.choice is None and restriction.counted == _DEFAULT_CHOICE
+    return replace(restriction, counted={}) if has_same_count else restriction
 
 
 _known_restriction = lru_cache(KNOWN_OFFERS)(_restricted)
@@ -145,7 +152,7 @@ _known_restriction = lru_cache(KNOWN_OFFERS)(_restricted)
 def _changes(
     offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport, *, is_forced: bool
 ) -> dict[str, object]:
-    """The fields to set, as values."""
+    """Return the fields to set, as decoded values."""
     same = _lists(offer, takes.listed) if takes.listed is not None else {}
     if not kept:
         return same | ({_choice_field(offer): _none(offer)} if offer.mode != "none" else {})
@@ -165,9 +172,9 @@ def _changes(
 
 
 def _is_one(kept: Sequence[OfferedTool]) -> bool:
-    """Whether what may be called is one tool that can be named.
+    """Return True if only one tool may be called and a choice can name it.
 
-    One whose type is the word of a mode cannot: the choice would be read as that mode.
+    A tool whose type is the word of a mode cannot be named: the provider would read the choice as that mode.
     """
     return len(kept) == 1 and not kept[0].is_set and kept[0].entry.get("type") not in MODES
 
@@ -179,9 +186,9 @@ def _has_choice(offer: ToolOffer, takes: RestrictionSupport) -> bool:
 def _beyond(
     offer: ToolOffer, kept: Sequence[OfferedTool], takes: RestrictionSupport, *, is_forced: bool
 ) -> tuple[str, ...]:
-    """Return the tools that stay offered though they may not be called."""
-    is_told = (is_forced and _is_one(kept)) or offer.among is not None or _has_choice(offer, takes)
-    if not kept or is_told or (takes.listed is None and not takes.referenced):
+    """Return the tools that stay offered although they must not be called."""
+    is_in_choice = (is_forced and _is_one(kept)) or offer.among is not None or _has_choice(offer, takes)
+    if not kept or is_in_choice or (takes.listed is None and not takes.referenced):
         return ()
     names = {tool.name for tool in kept}
     listed = names | takes.referenced if takes.listed is None else takes.listed
@@ -189,9 +196,9 @@ def _beyond(
 
 
 def offering_all(offer: ToolOffer, *, is_free: bool) -> ToolRestriction:
-    """Return how a request that no step restricts offers its tools again: all that were withdrawn before.
+    """Return the changes that offer all tools again, including withdrawn ones, for a request without restriction.
 
-    `is_free`: its response calls no tools, so nothing has to change.
+    `is_free`: the response calls no tools, so nothing has to change.
     """
     withdrawn = None if is_free or offer.mode == "none" else frozenset[str]()
     return replace(UNRESTRICTED, withdrawal=Withdrawal(_named_by_messages(offer, None), withdrawn))
@@ -206,11 +213,11 @@ def _withdrawal(offer: ToolOffer, kept: Sequence[OfferedTool], takes: Restrictio
 
 
 def _named_by_messages(offer: ToolOffer, listed: frozenset[str] | None) -> frozenset[str]:
-    """Return the tools that a system message can withdraw: each has a name, and is offered from the start."""
+    """Return the tools that a system message can withdraw: they have a name and are offered from the start."""
     later = {
         (field, index)
         for field, raw in offer.lists.items()
-        if _LATER.encode() in raw
+        if _DEFERRED.encode() in raw
         for index, entry in enumerate(map(bytes, _RAW_LIST.decode(raw)))
         if _is_loaded_later(entry)
     }
@@ -228,7 +235,7 @@ def _choice_field(offer: ToolOffer) -> str:
 
 
 def _lists(offer: ToolOffer, names: Collection[str]) -> dict[str, object]:
-    """The lists with these tools only; nothing where they have no others, or none of these."""
+    """Return the lists with these tools only; empty if the lists have no other tools, or none of these."""
     places = [tool.place for tool in offer.tools if tool.name in names]
     if not places or len(places) == len(offer.tools):
         return {}
@@ -239,31 +246,31 @@ def _lists(offer: ToolOffer, names: Collection[str]) -> dict[str, object]:
 
 
 def _entries(raw: bytes, places: Collection[int]) -> list[bytes]:
-    """The entries of a list at these places, so that they can stand without the others.
+    """Return the entries of a list at these places, changed so that the provider accepts them without the others.
 
-    A mark for the provider's cache moves to the entry before it. A list of nothing but tools that are loaded when a
-    search has found them is refused (https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool).
+    A cache mark moves to the previous kept entry. A list is refused if all its tools are loaded after a search
+    (https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool).
     """
     kept: list[bytes] = []
     for index, entry in enumerate(map(bytes, _RAW_LIST.decode(raw))):
         if index in places:
             kept.append(entry)
-        elif kept and _MARK.encode() in entry and entry.startswith(b"{"):
-            kept[-1] = _marked(kept[-1], _ENTRY.decode(entry).get(_MARK, _NULL))
+        elif kept and _CACHE_MARK.encode() in entry and entry.startswith(b"{"):
+            kept[-1] = _marked(kept[-1], _ENTRY.decode(entry).get(_CACHE_MARK, _NULL))
     if all(map(_is_loaded_later, kept)):
-        kept = [_with(entry, {_LATER: msgspec.Raw(b"false")}) for entry in kept]
+        kept = [_with(entry, {_DEFERRED: msgspec.Raw(b"false")}) for entry in kept]
     return kept
 
 
 def _marked(entry: bytes, mark: msgspec.Raw) -> bytes:
-    has_mark = bytes(_ENTRY.decode(entry).get(_MARK, _NULL)) != bytes(_NULL)
+    has_mark = bytes(_ENTRY.decode(entry).get(_CACHE_MARK, _NULL)) != bytes(_NULL)
     if has_mark or bytes(mark) == bytes(_NULL) or _is_loaded_later(entry):
         return entry
-    return _with(entry, {_MARK: mark})
+    return _with(entry, {_CACHE_MARK: mark})
 
 
 def _is_loaded_later(entry: bytes) -> bool:
-    return _LATER.encode() in entry and bytes(_ENTRY.decode(entry).get(_LATER, _NULL)) == b"true"
+    return _DEFERRED.encode() in entry and bytes(_ENTRY.decode(entry).get(_DEFERRED, _NULL)) == b"true"
 
 
 def _with(entry: bytes, changes: Mapping[str, msgspec.Raw]) -> bytes:
@@ -271,13 +278,15 @@ def _with(entry: bytes, changes: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 def _allowed(wire: Wire, kept: Sequence[OfferedTool], mode: Mode) -> dict[str, object]:
-    """See https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
-    said = {"mode": mode, "tools": [tool.entry for tool in kept]}
-    return {"type": "allowed_tools", "allowed_tools": said} if wire == "chat" else {"type": "allowed_tools", **said}
+    """Return a choice among tools: https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
+    allowed = {"mode": mode, "tools": [tool.entry for tool in kept]}
+    if wire == "chat":
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return {"type": "allowed_tools", **allowed}
 
 
 def _among(offer: ToolOffer, mode: Mode) -> object:
-    """The choice with another mode."""
+    """Return the request's choice with another mode."""
     choice = offer.choice
     if offer.wire == "messages":
         return {**(choice if isinstance(choice, dict) else {}), "type": "any" if mode == "required" else mode}

@@ -1,9 +1,9 @@
 """Read the tools that a request offers, and its choice among them.
 
-`dialects/tool_restriction.py` tells it to offer fewer.
+`dialects/tool_restriction.py` changes a request so that it offers fewer tools.
 
-Tools that a provider runs itself go by their type, without what tells its versions apart: `web_search`. A set of tools
-that the request does not list (those of an MCP server, a namespace) goes by the name of the set.
+A tool that the provider runs is named by its type without the version, such as `web_search`. A set of tools that the
+request does not list (an MCP server, a namespace) is named by the name of the set.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from gateway.core.values import dataclass
 from gateway.dialects.fields import AnyFields, decode, refuse_other_spellings
 from gateway.dialects.reasoning import THINKING_FIELDS, turns_thinking_on
 
-#: what a request says of calling tools: none, as the model likes, one at the least
+#: how tools are to be called: not at all, as the model decides, or at least one
 Mode = Literal["none", "auto", "required"]
-#: by format: the fields that list tools
+#: the fields that list tools, by format
 _LISTS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("tools", "functions"),
     "responses": ("tools",),
     "messages": ("tools", "mcp_servers"),
 }
-#: by format: all fields that say what is offered
+#: all fields that describe the offer, by format
 _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     wire: (*lists, "tool_choice", *(("function_call",) if wire == "chat" else ()), *THINKING_FIELDS)
     for wire, lists in _LISTS.items()
 }
-#: Some servers read keys without regard to case.
+#: the fields to check for other spellings, because some servers ignore the case of keys
 _MEANT: Final = frozenset({"tools", "functions", "mcp_servers", "tool_choice", "function_call"})
-#: Offers of at most so many bytes are cached, and so many of them: an agent sends the same tools with each call.
+#: Size limit in bytes of a cached offer, and the number of cached offers. An agent sends the same tools with each call.
 _KNOWN_BYTES: Final = 64 * 1024
 KNOWN_OFFERS: Final = 256
-#: No provider takes so much; to read more would keep other calls waiting.
-_MOST_BYTES: Final = 4 * 1024 * 1024
-_MOST_TOOLS: Final = 20_000
+#: No provider accepts as much, and parsing more would delay other calls.
+_MAX_BYTES: Final = 4 * 1024 * 1024
+_MAX_TOOLS: Final = 20_000
 MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 #: `web_search_preview_2025_03_11` is `web_search`, `computer_use_preview` is `computer`
 _VERSION: Final = re.compile(r"(?:_use)?(?:_preview)?(?:_\d{4}_?\d\d_?\d\d)?\Z")
-#: types of tools that stand for several, which answers call by their own names
+#: types of entries that represent a set of tools, which a response calls by their own names
 _SETS: Final = re.compile(r"mcp|namespace|\w*toolset(?:_\d+)?")
-#: what answers call a tool that a provider runs -> how a request offers it
-_RUN_BY_PROVIDERS: Final[Mapping[str, str]] = {
+#: name of a provider-run tool in a response -> its name in a request
+_PROVIDER_TOOLS: Final[Mapping[str, str]] = {
     **{
         f"{name}_call": name
         for name in (
@@ -64,7 +64,11 @@ _RUN_BY_PROVIDERS: Final[Mapping[str, str]] = {
 class OfferedTool:
     """One tool of a request.
 
-    `place`: its list, and where in it; `entry`: how a choice among tools names it; `is_set`: it stands for several.
+    Attributes:
+        name: the name by which a step or a response refers to it.
+        place: the field of its list, and its index there.
+        entry: how a choice among tools names it.
+        is_set: it represents a set of tools.
     """
 
     name: str
@@ -75,19 +79,19 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolOffer:
-    """What a request offers, and what it says of it.
+    """Tools that a request offers, and its choice among them.
 
     Attributes:
-        wire: its format.
-        tools: those that can be told apart by a name.
-        lists: the fields that list them, as they came.
-        mode: whether one has to be called.
-        named: the only one that may be called, where it must be that one.
-        among: those that may be called where the request itself says it of some.
-        choice: what stood in `tool_choice`.
-        thinks: whether it turns thinking on or off; None where it says nothing.
-        names: of the tools that may be called as the request stands.
-        is_known: it is kept in a cache, and so is what is made of it.
+        wire: the format of the request.
+        tools: the tools that can be identified by a name.
+        lists: the fields that list the tools, unchanged.
+        mode: whether a tool must be called.
+        named: the one tool that must be called, if the request names it.
+        among: the tools that may be called, if the request itself restricts them.
+        choice: the value of `tool_choice`.
+        thinks: True or False if the request turns thinking on or off; None if it does not say.
+        names: the names of the tools that may be called according to the request.
+        is_known: this offer is cached, so its restrictions can be cached too.
     """
 
     wire: Wire
@@ -103,29 +107,29 @@ class ToolOffer:
 
     @property
     def is_legacy(self) -> bool:
-        """Whether the tools are `functions`."""
+        """Return True if the tools are in the legacy field `functions`."""
         return "functions" in self.lists
 
     def known_as(self, name: str, one_of: str | None = None) -> str:
-        """The name under which the request offers a tool that an answer calls; its own where it does not.
+        """Return the name under which the request offers a called tool; the name itself if it does not offer it.
 
-        `one_of`: the set that it is one of, where the answer says so.
+        `one_of`: the set that the tool belongs to, if the response names it.
         """
         if one_of is not None and any(tool.is_set and tool.name == one_of for tool in self.tools):
             return one_of
         if name in self.names:
             return name
         names = {tool.name for tool in self.tools}
-        name = name if name in names else _RUN_BY_PROVIDERS.get(name, name)
+        name = name if name in names else _PROVIDER_TOOLS.get(name, name)
         sets = {tool.name for tool in self.tools if tool.is_set}
         return sets.pop() if name not in names and len(sets) == 1 else name
 
 
 def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
-    """What a request offers; None where it offers no tools.
+    """Return the tools that a request offers; None if it offers none.
 
     Raises:
-        InvalidRequest: nobody can be sure what it offers.
+        InvalidRequest: the offer is ambiguous or too large.
     """
     if wire not in _LISTS:
         return None
@@ -135,9 +139,9 @@ def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
         if field in fields:
             given.append((field, data := Repeated(bytes(fields[field]))))
             size += len(data.raw)
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise InvalidRequest(
-            f"The tools of a request have at most {_MOST_BYTES:,} bytes where steps hold.", param="tools"
+            f"The tools of a request may have at most {_MAX_BYTES:,} bytes when steps are enforced.", param="tools"
         )
     if size <= _KNOWN_BYTES:
         return _known_offer(tuple(given), wire)
@@ -145,24 +149,24 @@ def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
 
 
 def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> ToolOffer | None:
-    """What these fields offer.
+    """Return the offer in these fields.
 
     Raises:
-        InvalidRequest: nobody can be sure.
+        InvalidRequest: the offer is ambiguous.
     """
     fields = {field: data.raw for field, data in given}
     listed = {field: _tools(fields[field], field, wire) for field in _LISTS[wire] if field in fields}
-    found = {field: tools for field, tools in listed.items() if tools}
-    if not found:
+    offered = {field: tools for field, tools in listed.items() if tools}
+    if not offered:
         return None
-    if "tools" in found and "functions" in found:
+    if "tools" in offered and "functions" in offered:
         raise InvalidRequest('Send "tools" or "functions", not both: functions are the older form.', param="functions")
-    choice_field = "function_call" if "functions" in found else "tool_choice"
+    choice_field = "function_call" if "functions" in offered else "tool_choice"
     choice = decode(fields[choice_field]) if choice_field in fields else None
     thinks = turns_thinking_on(fields)
-    mode, named, among = _said(choice, wire)
-    tools = tuple(tool for one in found.values() for tool in one)
-    lists = {field: fields[field] for field in found}
+    mode, named, among = _read_choice(choice, wire)
+    tools = tuple(tool for entries in offered.values() for tool in entries)
+    lists = {field: fields[field] for field in offered}
     names = _callable(tools, mode, named, among)
     return ToolOffer(wire, tools, lists, mode, named, among, choice, thinks, names, is_known)
 
@@ -182,10 +186,10 @@ def _callable(
 
 
 def _tools(data: bytes, field: str, wire: Wire) -> tuple[OfferedTool, ...]:
-    """The tools of one list.
+    """Return the tools of one list.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the value is not a list, or has too many tools.
     """
     values = decode(data)
     if values is None and data.strip() == b"null":
@@ -193,18 +197,18 @@ def _tools(data: bytes, field: str, wire: Wire) -> tuple[OfferedTool, ...]:
     if not isinstance(values, list):
         raise InvalidRequest(f'The field "{field}" must be an array.', param=field)
     _check_number(values, field)
-    found = (_tool(value, (field, index), wire) for index, value in enumerate(values))
-    return tuple(tool for tool in found if tool is not None)
+    entries = (_tool(value, (field, index), wire) for index, value in enumerate(values))
+    return tuple(tool for tool in entries if tool is not None)
 
 
 def _check_number(tools: Sequence[object], field: str) -> None:
-    """Refuse far too many tools.
+    """Refuse too many tools.
 
     Raises:
-        InvalidRequest: they are.
+        InvalidRequest: there are more than `_MAX_TOOLS`.
     """
-    if len(tools) > _MOST_TOOLS:
-        raise InvalidRequest(f"A request has at most {_MOST_TOOLS:,} tools where steps hold.", param=field)
+    if len(tools) > _MAX_TOOLS:
+        raise InvalidRequest(f"A request may have at most {_MAX_TOOLS:,} tools when steps are enforced.", param=field)
 
 
 def _tool(value: Any, place: tuple[str, int], wire: Wire) -> OfferedTool | None:
@@ -225,7 +229,7 @@ def _tool(value: Any, place: tuple[str, int], wire: Wire) -> OfferedTool | None:
 
 
 def _names(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where a tool has a name, and what it is."""
+    """Yield the places in an entry that hold a name, with the name."""
     for key in ("function", "custom", str(value.get("type"))):
         inner = value.get(key)
         if isinstance(inner, dict) and (name := _text(inner.get("name"))):
@@ -235,7 +239,7 @@ def _names(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """A name; empty where it is none."""
+    """Return the value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
@@ -243,13 +247,13 @@ def _without_version(kind: str) -> str:
     return _VERSION.sub("", kind, count=1) or kind
 
 
-def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | None]:
-    """Mode, the only tool, and the tools among which one may be called.
+def _read_choice(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | None]:
+    """Return the mode, the only tool that must be called, and the tools that may be called.
 
-    "none" only in the form that the provider reads: where it reads another it may go on as if nothing were said.
+    The mode is "none" only in the provider's own form. A provider ignores other forms, and the model may call a tool.
 
     Raises:
-        InvalidRequest: it names far too many.
+        InvalidRequest: the choice names too many tools.
     """
     if isinstance(choice, str):
         mode = MODES.get(choice, "auto")
@@ -259,12 +263,12 @@ def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | N
     kind = choice.get("type")
     if kind == "allowed_tools" and wire != "messages":
         inner = choice.get("allowed_tools")
-        said = inner if isinstance(inner, dict) else choice
-        entries = said.get("tools")
+        allowed = inner if isinstance(inner, dict) else choice
+        entries = allowed.get("tools")
         entries = entries if isinstance(entries, list) else []
         _check_number(entries, "tool_choice")
         names = [_entry_name(entry) for entry in entries]
-        return _mode_of(said.get("mode")), None, frozenset(name for name in names if name is not None)
+        return _mode_of(allowed.get("mode")), None, frozenset(name for name in names if name is not None)
     if isinstance(kind, str) and kind in MODES:
         return "auto" if kind == "none" and wire != "messages" else MODES[kind], None, None
     named = _entry_name(choice)
@@ -276,7 +280,7 @@ def _mode_of(value: object) -> Mode:
 
 
 def _entry_name(entry: Any) -> str | None:
-    """The tool that an entry of a choice is about."""
+    """Return the name of the tool in an entry of a choice."""
     if not isinstance(entry, dict):
         return None
     if label := _text(entry.get("server_label")):

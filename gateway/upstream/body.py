@@ -1,4 +1,4 @@
-"""Decompress a provider's response body, and check its encodings."""
+"""Decompress a provider's response body, and check its content and transfer codings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.core.http.headers import header
 from gateway.core.ports import UpstreamReply
 from gateway.core.values import dataclass
 
-#: ways to pack a body; some servers name a charset or a language where these belong, and send plain text
-_PACKINGS: Final = re.compile(rb"\b(?:br|zstd|gzip|deflate|compress|dcb|dcz)\b", re.IGNORECASE)
+#: compression codings; some servers put a charset or a language into this header and send plain text
+_COMPRESSIONS: Final = re.compile(rb"\b(?:br|zstd|gzip|deflate|compress|dcb|dcz)\b", re.IGNORECASE)
 _ENCODING: Final = b"content-encoding"
 _TRANSFER: Final = b"transfer-encoding"
 #: transfer codings that the HTTP client itself removes
@@ -23,96 +23,96 @@ _FRAMING: Final = frozenset({"chunked", "identity"})
 
 @dataclass(frozen=True, slots=True)
 class AlreadyRead:
-    """An answer whose body was read already."""
+    """A response whose body was read already."""
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """See `UpstreamReply.chunks`."""
+        """Yield the body."""
         yield self.body
 
 
 def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer whose body is plain now."""
+    """Return the headers of a response whose body is now uncompressed."""
     return [(name, value) for name, value in headers if name not in (_ENCODING, _TRANSFER)]
 
 
-def _codings(answer: UpstreamReply) -> list[str]:
+def _codings(response: UpstreamReply) -> list[str]:
     """Return the codings of a body, innermost first; transfer codings were applied last (RFC 9112, section 6.1)."""
-    said = dict(answer.headers)
-    if _ENCODING not in said and _TRANSFER not in said:
+    named = dict(response.headers)
+    if _ENCODING not in named and _TRANSFER not in named:
         return []
-    compressed = header(answer.headers, _ENCODING).decode("latin-1").strip().lower()
-    return [one for one in (compressed, *_transfer_codings(answer)) if one]
+    compressed = header(response.headers, _ENCODING).decode("latin-1").strip().lower()
+    return [coding for coding in (compressed, *_transfer_codings(response)) if coding]
 
 
-def _transfer_codings(answer: UpstreamReply) -> list[str]:
-    """Return the transfer codings that are still to be removed from a body."""
-    values = [value.decode("latin-1") for name, value in answer.headers if name == _TRANSFER]
-    codings = [one.strip().lower() for value in values for one in value.split(",")]
-    return [one for one in codings if one and one not in _FRAMING]
+def _transfer_codings(response: UpstreamReply) -> list[str]:
+    """Return the transfer codings that must still be removed from a body."""
+    values = [value.decode("latin-1") for name, value in response.headers if name == _TRANSFER]
+    codings = [coding.strip().lower() for value in values for coding in value.split(",")]
+    return [coding for coding in codings if coding and coding not in _FRAMING]
 
 
-def is_compressed(answer: UpstreamReply) -> bool:
-    """Whether it came packed, although it was asked for plain."""
-    codings = _codings(answer)
+def is_compressed(response: UpstreamReply) -> bool:
+    """Return True if a response has one supported compression, although it was requested uncompressed."""
+    codings = _codings(response)
     return len(codings) == 1 and codings[0] in SUPPORTED
 
 
-def check_packing(answer: UpstreamReply) -> None:
-    """Refuse a response that can be neither metered nor added to: the request asked for it uncompressed.
+def check_packing(response: UpstreamReply) -> None:
+    """Refuse a response that is compressed in an unsupported way, because its usage cannot be read.
 
     Raises:
-        UpstreamUnreadable: it is packed in another way than those that are unpacked here.
+        UpstreamUnreadable: its compression is not supported.
     """
-    said = ", ".join(_codings(answer))
-    if said and not is_compressed(answer) and _PACKINGS.search(said.encode()):
+    codings = ", ".join(_codings(response))
+    if codings and not is_compressed(response) and _COMPRESSIONS.search(codings.encode()):
         raise UpstreamUnreadable(
-            f"The provider's response is compressed ({said[:40]}) although it was asked for uncompressed, and cannot "
-            "be metered. Turn compression off at the provider, or have it use gzip or deflate."
+            f"The provider's response is compressed ({codings[:40]}) although it was requested uncompressed, so it "
+            "cannot be metered. Turn compression off at the provider, or have it use gzip or deflate."
         )
 
 
-def check_transfer_coding(answer: UpstreamReply) -> None:
-    """Refuse a body whose transfer coding cannot be removed: a client would get it without the header that names it.
+def check_transfer_coding(response: UpstreamReply) -> None:
+    """Refuse a body whose transfer coding cannot be removed; the client would not see the header that names it.
 
     Raises:
         UpstreamUnreadable: it has such a coding.
     """
-    if _TRANSFER not in dict(answer.headers) or is_compressed(answer):
+    if _TRANSFER not in dict(response.headers) or is_compressed(response):
         return
-    if codings := _transfer_codings(answer):
+    if codings := _transfer_codings(response):
         raise UpstreamUnreadable(
-            f"The provider's response has the transfer coding {codings[0][:40]}, for which it was not asked. Only gzip "
+            f"The provider's response has the transfer coding {codings[0][:40]}, which was not requested. Only gzip "
             "and deflate are decoded, and only one of them."
         )
 
 
-async def decompressed(answer: UpstreamReply) -> AsyncIterator[bytes]:
-    """The body, unpacked as it comes.
+async def decompressed(response: UpstreamReply) -> AsyncIterator[bytes]:
+    """Yield the decompressed body as it arrives.
 
     Raises:
-        UpstreamUnreadable: it is not what it says it is.
-        UpstreamProtocolError: it breaks off.
+        UpstreamUnreadable: it does not have the compression that it names.
+        UpstreamProtocolError: it is incomplete.
     """
     unpacker, empty = Unpacker(None), True
     try:
-        async for piece in answer.chunks():
+        async for piece in response.chunks():
             empty = False
             for part in unpacker.feed(piece):
                 yield part
-                # One piece may hold a thousand times its size, and who takes it need not wait for anything.
+                # One chunk may expand a thousand times, and the consumer may never wait: let other tasks run.
                 await asyncio.sleep(0)
     except (Corrupt, TooLarge):
-        raise UpstreamUnreadable("The provider's answer is packed and cannot be unpacked.") from None
+        raise UpstreamUnreadable("The provider's response is compressed and cannot be decompressed.") from None
     if not (empty or unpacker.complete):
-        raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
+        raise UpstreamProtocolError("The provider's response is compressed and is incomplete.")
 
 
 async def chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What was read already, then the rest."""
+    """Yield the chunks that were read already, then the rest."""
     for piece in first:
         yield piece
     async for piece in rest:

@@ -1,6 +1,7 @@
 """Send requests to one provider, with time limits and without redirects.
 
-What the provider sends is handed on as framed. What goes wrong on the way becomes our errors here and nowhere else.
+The response is passed on in the chunks in which it arrives. Only this module converts network errors to the gateway's
+errors.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ from gateway.upstream.connection import (
     HttpFault,
     HttpResponse,
     HungUp,
-    NoAnswer,
-    NotTaken,
+    NoResponse,
     PeerGone,
+    RequestNotRead,
 )
 from gateway.upstream.origin import (
     AddressNotFound,
-    NoneFree,
-    NotAccepted,
+    ConnectTimeout,
+    NoFreeConnection,
     NotConnected,
-    NotLetThrough,
     Origin,
+    ProxyRefused,
     WrongProxy,
 )
 from gateway.upstream.read_timeout import ReadTimeout
 
-#: what is raised on the way to a provider, and becomes an error of ours
-_FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
-#: may be sent again where an old connection turns out to be dead (RFC 9110, section 9.2.2)
+#: exceptions of the network code that are converted to errors of the gateway
+_NETWORK_ERRORS: Final = (OSError, HttpFault, NoFreeConnection, ConnectTimeout, NotConnected, ValueError)
+#: methods that may be sent again if a reused connection turns out to be dead (RFC 9110, section 9.2.2)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _UP_TO_HOST: Final = re.compile(r"[^/]*//[^/?]*")
-#: methods whose requests say their length even where it is zero (RFC 9110, section 8.6)
+#: methods whose requests state a length even if it is zero (RFC 9110, section 8.6)
 _WITH_LENGTH: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTimeouts:
-    """Seconds: to connect, to the head of the answer, and between two pieces of it."""
+    """Seconds to connect, to the head of a response, and between two chunks of it."""
 
     connect_s: float
     first_byte_s: float
@@ -71,7 +72,7 @@ class UpstreamTimeouts:
 
 
 class HttpUpstream:
-    """The connections to one provider. Construct it where an event loop runs."""
+    """Connections to one provider. Create it in a running event loop."""
 
     def __init__(
         self,
@@ -95,47 +96,47 @@ class HttpUpstream:
             proxy=proxy,
         )
 
-    def send(self, request: Outgoing) -> _Sending:
-        """See `Upstream.send`."""
-        return _Sending(self, request)
+    def send(self, request: Outgoing) -> _SendContext:
+        """Return the context in which the request is sent."""
+        return _SendContext(self, request)
 
     async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, HttpResponse]:
-        """Send, and wait for the head of the answer. The connection is to be handed to `leave`."""
+        """Send a request and wait for the head of its response. Pass the connection to `release` afterwards."""
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
-        silence = ReadTimeout(
+        timeout = ReadTimeout(
             self.timeouts.first_byte_s,
-            lambda: connection.fail(TimeoutError() if connection.is_sent else NotTaken()),
+            lambda: connection.fail(TimeoutError() if connection.is_sent else RequestNotRead()),
         )
-        silence.begin()
+        timeout.begin()
         try:
             return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
         except BaseException as error:
-            self.leave(connection)
-            if fresh or not isinstance(error, NoAnswer) or not connection.until:
+            self.release(connection)
+            if fresh or not isinstance(error, NoResponse) or not connection.until:
                 raise
             self._origin.forget_idle()
-            # A body may make a call of any method, which the provider would bill twice.
+            # A body may be a call with any method. Sent twice, it could be billed twice.
             is_repeatable = request.method in _IDEMPOTENT and not request.body
             if not is_repeatable and not isinstance(error, ConnectionEnded):
                 raise HungUp from error
         finally:
-            silence.stop()
+            timeout.stop()
         return await self.ask(request, head, fresh=True)
 
-    def leave(self, connection: Connection) -> None:
-        """Give the connection back, as nobody reads on."""
+    def release(self, connection: Connection) -> None:
+        """Give the connection back."""
         self._origin.give(connection)
 
     def head(self, request: Outgoing) -> bytes:
-        """The head of a request.
+        """Return the head of a request.
 
         Raises:
-            InvalidRequest: something in it would be read as another line. What is configured was looked at when it was
-                read, so that this came with the call.
+            InvalidRequest: a value would be read as another line. The configuration is checked when it is loaded, so
+                the value is from the call.
         """
         place, proxy = self._origin.place, self._origin.proxy
-        path = _behind_host(request.url)
+        path = _path_and_query(request.url)
         named = dict(request.headers)
         fields = [*request.headers] if b"host" in named else [(b"host", place.netloc), *request.headers]
         if place.credential and b"authorization" not in named:
@@ -150,52 +151,52 @@ class HttpUpstream:
         head, ends = b"\r\n".join(lines), len(lines) - 1
         if head.count(b"\r") != ends or head.count(b"\n") != ends or b"\0" in head:
             raise InvalidRequest(
-                "A header or the address of this call holds a line break or a zero byte. Leave it out."
+                "A header or the address of this call contains a line break or a zero byte. Remove it."
             )
         return head
 
-    def translated(self, error: Exception) -> UpstreamFault:
-        """The error of ours for what was raised."""
-        if isinstance(error, NoneFree):
+    def gateway_error(self, error: Exception) -> UpstreamFault:
+        """Return the gateway's error for an exception."""
+        if isinstance(error, NoFreeConnection):
             return UpstreamBusy(
-                f"{self._provider} has no connection free: all were in use for {self.timeouts.first_byte_s:g} s "
-                "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
+                f"{self._provider} has no free connection: all were in use for {self.timeouts.first_byte_s:g} s "
+                "(timeout_s.first_byte). Try again later, or raise its max_connections."
             )
-        if isinstance(error, NotAccepted):
-            what = (
+        if isinstance(error, ConnectTimeout):
+            problem = (
                 "has a name that was not resolved"
                 if isinstance(error, AddressNotFound)
                 else "did not accept a connection"
             )
             return UpstreamNotAccepted(
-                f"{self._provider} {what} within {self.timeouts.connect_s:g} s (timeout_s.connect)."
+                f"{self._provider} {problem} within {self.timeouts.connect_s:g} s (timeout_s.connect)."
             )
-        if isinstance(error, NotTaken):
+        if isinstance(error, RequestNotRead):
             return UpstreamNotTaken(
-                f"{self._provider} did not take all of the request within {self.timeouts.first_byte_s:g} s "
-                "(timeout_s.first_byte). Try again shortly."
+                f"{self._provider} did not read the whole request within {self.timeouts.first_byte_s:g} s "
+                "(timeout_s.first_byte). Try again later."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(
-                f"{self._provider} was silent for longer than timeout_s allows "
+                f"{self._provider} sent nothing for longer than timeout_s allows "
                 f"(first_byte {self.timeouts.first_byte_s:g} s, between_bytes {self.timeouts.between_bytes_s:g} s)."
             )
-        if isinstance(error, NotConnected | NoAnswer | OSError):
-            return _kind(error)(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
-        said = "broke off its answer" if isinstance(error, BrokenOff) else "did not answer in valid HTTP"
-        return UpstreamProtocolError(f"{self._provider} {said}. Try again; if it stays so, ask the provider.")
+        if isinstance(error, NotConnected | NoResponse | OSError):
+            return _kind(error)(f"{self._provider} cannot be reached: {_reason(error)}. Try again later.")
+        problem = "broke off its response" if isinstance(error, BrokenOff) else "did not respond in valid HTTP"
+        return UpstreamProtocolError(f"{self._provider} {problem}. Try again. If it persists, ask the provider.")
 
     @property
     def _provider(self) -> str:
         return f'The provider "{self._name}" ({self._host})'
 
     async def aclose(self) -> None:
-        """See `Upstream.aclose`."""
+        """Close all connections."""
         await self._origin.aclose()
 
 
-class _Sending:
-    """One request on its way: entered when the head of its answer is there, left when nobody reads on."""
+class _SendContext:
+    """One request: entered when the head of its response was received, left when it is no longer read."""
 
     __slots__ = ("_reply", "_request", "_upstream")
 
@@ -207,96 +208,96 @@ class _Sending:
     async def __aenter__(self) -> UpstreamReply:
         upstream, head = self._upstream, self._upstream.head(self._request)
         try:
-            connection, answer = await upstream.ask(self._request, head)
-        except _FOREIGN as error:
-            raise upstream.translated(error) from error
-        self._reply = _Reply(upstream, connection, answer)
+            connection, response = await upstream.ask(self._request, head)
+        except _NETWORK_ERRORS as error:
+            raise upstream.gateway_error(error) from error
+        self._reply = _Reply(upstream, connection, response)
         return self._reply
 
     async def __aexit__(self, *_: object) -> None:
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.leave()
+            reply.release()
 
 
 class _Reply(AsyncIterator[bytes]):
-    """An answer of which the head is there.
+    """A response whose head was received.
 
-    It gives the body as that arrives; reading stops while the consumer is busy, so the socket pushes back.
+    It yields the body as it arrives. Reading stops while the consumer is busy, so the provider has to wait.
     """
 
-    def __init__(self, upstream: HttpUpstream, connection: Connection, answer: HttpResponse) -> None:
-        self.status = answer.status
-        self.headers: Sequence[tuple[bytes, bytes]] = answer.headers
-        self.answer = answer
+    def __init__(self, upstream: HttpUpstream, connection: Connection, response: HttpResponse) -> None:
+        self.status = response.status
+        self.headers: Sequence[tuple[bytes, bytes]] = response.headers
+        self.response = response
         self._upstream = upstream
         self._connection = connection
-        #: only where something has to be waited for
-        self._silence: ReadTimeout | None = None
+        #: created when the reader has to wait for the first time
+        self._timeout: ReadTimeout | None = None
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """See `UpstreamReply.chunks`."""
+        """Return the body as an iterator."""
         return self
 
     async def __anext__(self) -> bytes:
-        answer = self.answer
-        if not answer.has_news:
-            if self._silence is None:
-                self._silence = ReadTimeout(
-                    self._upstream.timeouts.between_bytes_s, lambda: answer.fail(TimeoutError())
+        response = self.response
+        if not response.is_readable:
+            if self._timeout is None:
+                self._timeout = ReadTimeout(
+                    self._upstream.timeouts.between_bytes_s, lambda: response.fail(TimeoutError())
                 )
-            self._silence.begin()
-            await answer.news()
-            self._silence.end()
+            self._timeout.begin()
+            await response.wait_for_data()
+            self._timeout.end()
         try:
-            piece = answer.take()
-        except _FOREIGN as error:
-            raise self._upstream.translated(error) from error
+            piece = response.take()
+        except _NETWORK_ERRORS as error:
+            raise self._upstream.gateway_error(error) from error
         if not piece:
             raise StopAsyncIteration
         return piece
 
-    def leave(self) -> None:
-        """Nobody reads on."""
-        if self._silence is not None:
-            self._silence.stop()
-        self._upstream.leave(self._connection)
+    def release(self) -> None:
+        """Stop reading and give the connection back."""
+        if self._timeout is not None:
+            self._timeout.stop()
+        self._upstream.release(self._connection)
 
 
-def _behind_host(url: str) -> bytes:
-    """The path and the query of an address; the path of one that has none is a slash (RFC 9112, section 3.2.1)."""
+def _path_and_query(url: str) -> bytes:
+    """Return the path and query of an address; an empty path becomes a slash (RFC 9112, section 3.2.1)."""
     path = _UP_TO_HOST.sub("", url, 1).encode()
     return path if path.startswith(b"/") else b"/" + path
 
 
 def _kind(error: Exception) -> type[UpstreamUnreachable]:
-    """Before there is a connection nothing was sent; without an answer the provider may have read it all."""
+    """Return the error class: without a connection nothing was sent; without a response all may have been read."""
     if isinstance(error, NotConnected | ConnectionEnded):
         return UpstreamRefused
     return UpstreamHungUp if isinstance(error, HungUp) else UpstreamUnreachable
 
 
 def _reason(error: Exception) -> str:
-    """What a stranger may know: no address beyond the host, no object's repr."""
+    """Return a reason that is safe to show: no address beyond the host, no internal details."""
     cause = error.__cause__ if isinstance(error, NotConnected | HungUp) else error
     if isinstance(cause, socket.gaierror | UnicodeError):
         return "its name cannot be resolved"
     if isinstance(cause, ssl.SSLError):
         return "TLS failed (certificate or protocol)"
-    if isinstance(cause, NotLetThrough | WrongProxy):
+    if isinstance(cause, ProxyRefused | WrongProxy):
         return str(cause)
     if isinstance(cause, PeerGone):
-        return "nothing gets through to it on a connection that was open"
-    if isinstance(cause, NoAnswer):
-        return "it closed the connection without an answer"
+        return "an open connection does not deliver data any more"
+    if isinstance(cause, NoResponse):
+        return "it closed the connection without a response"
     return "connection refused" if isinstance(cause, ConnectionRefusedError) else "the connection failed or was reset"
 
 
 def tls_context(*, verify: bool, ca_file: str | None) -> ssl.SSLContext | bool:
-    """What `Origin` takes as `tls`.
+    """Return the `tls` argument for `Origin`.
 
     Raises:
-        OSError: the file of authorities cannot be read.
+        OSError: the file with certificate authorities cannot be read.
     """
     if not verify:
         return False
@@ -304,9 +305,9 @@ def tls_context(*, verify: bool, ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def proxy_for(base_url: str) -> str | None:
-    """The proxy that HTTP(S)_PROXY names for this address, unless NO_PROXY excludes it. Read once, at the start.
+    """Return the proxy in HTTP(S)_PROXY for this address, unless NO_PROXY excludes it. Read once, at the start.
 
-    One without a scheme is spoken to in plain HTTP, as curl does it.
+    A proxy without a scheme is addressed in plain HTTP, as curl does.
     """
     parts, known = urlsplit(base_url), urllib.request.getproxies()
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
@@ -318,7 +319,7 @@ def proxy_for(base_url: str) -> str | None:
 
 
 def _is_within(host: str, excluded: str) -> bool:
-    """Whether an address lies in one of the networks of NO_PROXY (`10.0.0.0/8`), which Python itself leaves out."""
+    """Return True if an address is in a network of NO_PROXY (`10.0.0.0/8`), which Python itself does not support."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         return any(address in network for network in map(_network, excluded.split(",")) if network is not None)

@@ -1,8 +1,8 @@
 """Detect that the other side of a connection is gone.
 
-Two things tell. Where all is quiet, the system asks now and again; that also keeps a connection known to what lies
-between, however long a model thinks. Where something was sent, the system sends it again until it is acknowledged. It
-goes on with that for a quarter of an hour, which is too long for a call.
+There are two signs. On a quiet connection the operating system sends a probe from time to time. The probes also keep
+the connection in the tables of firewalls and NATs, however long a model thinks. Sent data is sent again until it is
+acknowledged. The operating system tries that for a quarter of an hour, which is too long for a call.
 """
 
 from __future__ import annotations
@@ -14,43 +14,49 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: how often something is sent again before its connection is given up: some 13 s for a host nearby, else more
+#: Retransmissions before a connection is given up: about 13 s for a nearby host, otherwise more.
 _SENT_AGAIN: Final = 6
-#: Where the system counts that, since the last word from there: `tcpi_retransmits` and `tcpi_probes` of `tcp_info`.
-#: The second is of what there was no room for over there, or what did not even leave this machine.
+#: The counters since the last sign of life: `tcpi_retransmits` and `tcpi_probes` of `tcp_info`. The second counts
+#: probes for data that the other side had no room for, or that did not even leave this machine.
 _COUNTS: Final = slice(2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class KeepaliveSettings:
-    """Seconds of quiet until the other side is asked, seconds between two asks, and asks in vain until the end."""
+    """Keepalive settings of a connection.
+
+    Attributes:
+        after_s: seconds without traffic until the first probe.
+        every_s: seconds between two probes.
+        times: unanswered probes until the connection ends.
+    """
 
     after_s: int
     every_s: int
     times: int
 
     def begin(self, sock: socket.socket) -> None:
-        """Have the system ask on this connection, or on those that this listener accepts."""
+        """Turn on probes for this connection, or for the connections that this listener accepts."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         idle = "TCP_KEEPALIVE" if sys.platform == "darwin" else "TCP_KEEPIDLE"
         for name, value in ((idle, self.after_s), ("TCP_KEEPINTVL", self.every_s), ("TCP_KEEPCNT", self.times)):
-            with contextlib.suppress(AttributeError, OSError):  # where there is none, the system's own value holds
+            with contextlib.suppress(AttributeError, OSError):  # without this option the system's default applies
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def bound_unacknowledged(sock: socket.socket, seconds: float) -> None:
-    """Have the system end this connection, or those that this listener accepts, after so long without a sign of life.
+    """End this connection, or those that this listener accepts, after this time without a sign of life.
 
-    So is one whose other side has had no room for so long. Only Linux can.
+    This includes a connection whose other side had no room for so long. Only Linux supports it.
     """
     if sys.platform == "linux":
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))
 
 
-def is_unheard(sock: Any) -> bool:
-    """Whether what was sent was sent again and again, and never acknowledged. Only Linux tells.
+def is_unacknowledged(sock: Any) -> bool:
+    """Return True if sent data was sent again several times and never acknowledged. Only Linux reports it.
 
-    A host that takes nothing because it is busy acknowledges all the same.
+    A busy host that reads nothing still acknowledges.
     """
     if sys.platform != "linux":
         return False

@@ -6,36 +6,36 @@ import asyncio
 
 
 class ConnectionLimit:
-    """What an `asyncio.Semaphore` is, where each call takes one, and hardly any has to wait."""
+    """Limit the number of calls at once. Faster than `asyncio.Semaphore` if hardly any call has to wait."""
 
     def __init__(self, most: int) -> None:
         self._free = most
-        #: those who wait, in the order in which they came
+        #: the waiting calls, in the order in which they arrived
         self._waiting: dict[asyncio.Future[None], None] = {}
 
-    def take(self) -> bool:
-        """Take one, if one is free. None is as long as somebody waits."""
+    def try_take(self) -> bool:
+        """Take a place if one is free; never while a call waits. Return whether it was taken."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
-    async def turn(self) -> None:
-        """Wait for one, and take it."""
+    async def take(self) -> None:
+        """Wait for a place, and take it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = None
         try:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # It came in the same moment, and is for the next one.
-                self.give()
+                # The place was given in the same moment, so it is passed to the next waiting call.
+                self.give_back()
             raise
         finally:
             self._waiting.pop(turn, None)
 
-    def give(self) -> None:
-        """Give one back: whoever has waited longest has it now."""
+    def give_back(self) -> None:
+        """Give a place back; the call that has waited longest gets it."""
         for turn in self._waiting:
             if not turn.done():
                 turn.set_result(None)

@@ -1,7 +1,6 @@
 """Pool the connections to one host.
 
-Addresses are tried as RFC 8305 has it (by aiohappyeyeballs), directly or through a proxy, in TLS where the address says
-so.
+Addresses are tried as in RFC 8305 (by aiohappyeyeballs), directly or through a proxy, with TLS if the URL says so.
 """
 
 from __future__ import annotations
@@ -25,61 +24,61 @@ from gateway.upstream.connection import Connection, HttpFault, HttpResponse
 from gateway.upstream.keepalive import KeepaliveSettings
 from gateway.upstream.limit import ConnectionLimit
 
-#: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
+#: Idle connections are closed before most providers close them (after 60 s or more), so few turn out to be dead.
 _KEEPALIVE_S: Final = 45.0
-#: seconds after which the addresses of a name are looked up again
+#: seconds after which a name is resolved again
 _ADDRESSES_S: Final = 30.0
-#: seconds after which the next address is tried as well (RFC 8305, section 5)
+#: seconds after which the next address is tried in parallel (RFC 8305, section 5)
 _NEXT_ADDRESS_S: Final = 0.25
-#: Firewalls and NATs forget a connection that was quiet for one to six minutes. A minute without an answer is more than
-#: a path takes to change.
-_ASKING: Final = KeepaliveSettings(after_s=15, every_s=15, times=4)
-#: seconds between two looks whether those in use are heard of
+#: Firewalls and NATs forget a connection without traffic after one to six minutes. A minute without a reply is longer
+#: than a route takes to change.
+_PROBES: Final = KeepaliveSettings(after_s=15, every_s=15, times=4)
+#: seconds between two checks whether the used connections are still acknowledged
 _LOOK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
-#: seconds that connections have to end when all are closed
+#: seconds that connections have to end when the pool is closed
 _ENDS_WITHIN_S: Final = 1.0
-#: seconds that a call waits for the addresses of a name where some are known from before
+#: seconds that a call waits for a name to be resolved again while older addresses are known
 _MAX_WAIT_S: Final = 1.0
 
 
-class NoneFree(Exception):
-    """All connections were in use for longer than anybody may wait."""
+class NoFreeConnection(Exception):
+    """Raised if all connections were in use for longer than a call may wait."""
 
 
-class NotAccepted(Exception):
-    """No connection within the time for it."""
+class ConnectTimeout(Exception):
+    """Raised if no connection was made within the time limit."""
 
 
-class AddressNotFound(NotAccepted):
-    """Not even an address within the time for a connection."""
+class AddressNotFound(ConnectTimeout):
+    """Raised if the name was not resolved within the time limit for a connection."""
 
 
 class NotConnected(Exception):
-    """No connection; its cause is what the system, the other side or the proxy said."""
+    """Raised if no connection was made; the cause is an error of the system, the other side or the proxy."""
 
 
-class NotLetThrough(Exception):
-    """A proxy refused."""
+class ProxyRefused(Exception):
+    """Raised if the proxy refused the connection."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(f"the proxy answered {status}")
+        super().__init__(f"the proxy responded with {status}")
 
 
 class WrongProxy(Exception):
-    """There is no proxy as it is named."""
+    """Raised if the configured proxy address is not valid."""
 
     def __init__(self) -> None:
-        # Not how it is named: that may hold a password.
+        # The message does not show the configured address, which may contain a password.
         super().__init__(
             "HTTP_PROXY or HTTPS_PROXY must be the address of an HTTP proxy, like http://proxy.example:3128"
         )
 
 
 class HostPort:
-    """Scheme, host and port of a provider's address or a proxy's.
+    """Scheme, host and port of the address of a provider or a proxy.
 
-    `credential`: the Basic one of its user and password; empty where it names none.
+    `credential`: the Basic credential of user and password in the address; empty if it has none.
     """
 
     def __init__(self, url: str) -> None:
@@ -87,7 +86,7 @@ class HostPort:
         self.is_tls = parts.scheme == "https"
         self.host = _ascii((parts.hostname or "").rstrip(".")).decode()
         self.port = parts.port or _PORTS.get(parts.scheme, 80)
-        #: its host and port as requests name them
+        #: host and port as requests name them
         self.netloc = _ascii(parts.netloc.rpartition("@")[2])
         self.credential = b""
         if parts.username is not None:
@@ -96,20 +95,21 @@ class HostPort:
 
     @property
     def authority(self) -> bytes:
-        """Its host and port."""
+        """Return host and port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}".encode()
 
 
 class Origin:
-    """The connections to one place. Construct it where an event loop runs.
+    """Connections to one host. Create it in a running event loop.
 
     Args:
-        url: an address there.
-        connect_s: seconds to connect, TLS and proxy included.
-        most: connections at once; whoever is one too many waits, up to `wait_s` seconds.
-        tls: how its certificate is checked; True: by the authorities of the system, False: not at all.
-        proxy: the address of one to go through.
+        url: an address of the host.
+        connect_s: seconds to connect, including TLS and proxy.
+        wait_s: seconds that a call waits for a free connection.
+        most: maximum number of connections at once.
+        tls: how the certificate is checked; True: with the authorities of the system; False: not at all.
+        proxy: the address of a proxy, or None.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class Origin:
         self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
         self._wait_s = wait_s
-        # Here and not with the first call: to read the authorities takes 30 ms, and all calls would wait.
+        # Loaded here and not with the first call: reading the authorities takes 30 ms, and all calls would wait.
         is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
         self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
-        self._slots = ConnectionLimit(most)
+        self._limit = ConnectionLimit(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
-        #: until when (loop time) the addresses are not looked up again, and they: old ones are better than none
-        self._believed_until = 0.0
+        #: Loop time until which the addresses are not looked up again. Old addresses are better than none.
+        self._fresh_until = 0.0
         self._addresses: Sequence[AddrInfoType] = ()
         self._looking_up: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -144,67 +144,67 @@ class Origin:
         self._ended = asyncio.Event()
 
     async def take(self, *, fresh: bool = False) -> Connection:
-        """A connection for one request: one that was used before, or a new one. To be given back.
+        """Return a connection for one request, reused or new. It must be given back.
 
         Raises:
-            NoneFree, NotAccepted, NotConnected: there is none.
+            NoFreeConnection, ConnectTimeout, NotConnected: there is no connection.
         """
-        if not self._slots.take():
+        if not self._limit.try_take():
             await self._turn()
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
-                if connection.is_quiet and self._loop.time() < connection.until:
+                if connection.is_idle and self._loop.time() < connection.until:
                     return connection
                 connection.abort()
             return await self._opened()
         except BaseException:
-            self._slots.give()
+            self._limit.give_back()
             raise
 
     async def _turn(self) -> None:
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._slots.turn()
+                await self._limit.take()
         except TimeoutError:
-            raise NoneFree from None
+            raise NoFreeConnection from None
 
     def give(self, connection: Connection) -> None:
-        """Give a connection back, whatever became of its request."""
-        self._slots.give()
-        kept_s = min(connection.kept_s, _KEEPALIVE_S)
-        if not connection.leave() or self._is_closed or kept_s <= 0:
+        """Give a connection back, whatever the result of its request was."""
+        self._limit.give_back()
+        keep_alive_s = min(connection.keep_alive_s, _KEEPALIVE_S)
+        if not connection.release() or self._is_closed or keep_alive_s <= 0:
             connection.abort()
             return
-        connection.until = self._loop.time() + kept_s
+        connection.until = self._loop.time() + keep_alive_s
         self._idle.append(connection)
         if self._pruning is None:
             self._pruning = self._loop.call_later(_KEEPALIVE_S, self._prune)
 
     def forget_idle(self) -> None:
-        """Drop all that are kept: one of them was found dead, and they are of its age."""
+        """Close all idle connections: one of them was dead, and the others are as old."""
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.abort()
 
     def _prune(self) -> None:
-        """Drop those that nobody has used for long."""
+        """Close the connections that were idle for too long."""
         self._pruning = None
         now = self._loop.time()
-        for connection in [one for one in self._idle if one.until <= now]:
+        for connection in [idle for idle in self._idle if idle.until <= now]:
             self._idle.remove(connection)
             connection.abort()
         if self._idle:
-            self._pruning = self._loop.call_at(min(one.until for one in self._idle), self._prune)
+            self._pruning = self._loop.call_at(min(connection.until for connection in self._idle), self._prune)
 
     def _look(self) -> None:
-        """End those whose other side has vanished: their calls would wait for it as long as for a model that thinks."""
+        """Abort connections whose other side is gone; their calls would wait as long as for a model that thinks."""
         self._looking = None
-        for connection in [one for one in self._all if one.is_unheard]:
+        for connection in [used for used in self._all if used.is_unacknowledged]:
             connection.abort(TimeoutError())
-        self._look_again()
+        self._schedule_look()
 
-    def _look_again(self) -> None:
+    def _schedule_look(self) -> None:
         if self._looking is None and self._all:
             self._looking = self._loop.call_later(_LOOK_S, self._look)
 
@@ -226,28 +226,28 @@ class Origin:
                 try:
                     await self._through_proxy(connection)
                 except BaseException:
-                    connection.leave()
+                    connection.release()
                     connection.abort()
                     raise
         except TimeoutError as error:
-            self._believed_until = 0.0
-            raise (NotAccepted if self._addresses else AddressNotFound) from error
-        except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
-            self._believed_until = 0.0
+            self._fresh_until = 0.0
+            raise (ConnectTimeout if self._addresses else AddressNotFound) from error
+        except (OSError, HttpFault, ProxyRefused, UnicodeError) as error:
+            self._fresh_until = 0.0
             raise NotConnected from error
-        # Not before: one that is left in the middle of a handshake behind a proxy may never be told of its end, and
-        # `aclose` would wait for it.
-        if not connection.is_orphaned:
+        # Registered only now: asyncio may never report the end of a connection that is aborted in a TLS handshake
+        # through a proxy, and `aclose` would wait for it.
+        if not connection.is_lost:
             self._all.add(connection)
-            self._look_again()
+            self._schedule_look()
         return connection
 
     async def _connected(self, place: HostPort) -> Connection:
         sock = await start_connection(await self._resolved(place), happy_eyeballs_delay=_NEXT_ADDRESS_S)
-        self._begin_with(sock)
+        self._prefer_address_of(sock)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _ASKING.begin(sock)
+            _PROBES.begin(sock)
             context, name = (self._context, place.host) if place.is_tls else (None, None)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
@@ -258,15 +258,15 @@ class Origin:
         return connection
 
     async def _resolved(self, place: HostPort) -> Sequence[AddrInfoType]:
-        """The addresses; those from before where a new look-up fails or takes long.
+        """Return the addresses; the previous ones if a new look-up fails or takes long.
 
-        All calls wait for one look-up, which goes on when they are left: its thread is busy in any case.
+        All calls wait for one look-up. It continues if they are cancelled, because its thread is busy in any case.
         """
-        if self._loop.time() < self._believed_until:
+        if self._loop.time() < self._fresh_until:
             return self._addresses
         if self._looking_up is None or self._looking_up.done():
             self._looking_up = self._loop.create_task(self._look_up(place))
-            # Where some are known, nobody asks why it failed: taken here, or asyncio would log it.
+            # If addresses are known, no call reads the exception of a failed look-up, and asyncio would log it.
             self._looking_up.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait({self._looking_up}, timeout=_MAX_WAIT_S if self._addresses else None)
         if self._looking_up.done() and not self._addresses:
@@ -275,29 +275,29 @@ class Origin:
 
     async def _look_up(self, place: HostPort) -> None:
         self._addresses = await _addresses_of(place.host, place.port)
-        self._believed_until = self._loop.time() + _ADDRESSES_S
+        self._fresh_until = self._loop.time() + _ADDRESSES_S
 
-    def _begin_with(self, sock: socket.socket) -> None:
-        """Try the address that answered first from now on: one before it may swallow what is sent to it."""
+    def _prefer_address_of(self, sock: socket.socket) -> None:
+        """Try the address that accepted a connection first from now on; an earlier one may drop all packets."""
         with contextlib.suppress(OSError):
             peer = sock.getpeername()
-            self._addresses = sorted(self._addresses, key=lambda one: one[4] != peer)
+            self._addresses = sorted(self._addresses, key=lambda address: address[4] != peer)
 
     async def _through_proxy(self, connection: Connection) -> None:
-        """Have the proxy open a tunnel where the place is spoken to in TLS: it sees nothing of what goes through."""
+        """Make the proxy open a tunnel if the host uses TLS, so that the proxy cannot read the content."""
         if self.proxy is None or not self.place.is_tls or self._context is None:
             return
         target, credential = self.place.authority, self.proxy.credential
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
         if credential:
             head += b"proxy-authorization: %b\r\n" % credential
-        answer: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
-        if not is_success(answer.status):
-            raise NotLetThrough(answer.status)
+        response: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
+        if not is_success(response.status):
+            raise ProxyRefused(response.status)
         await connection.encrypt(self._loop, self._context, self.place.host)
 
     async def aclose(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._is_closed = True
         if not self._all:
             self._ended.set()
@@ -314,39 +314,39 @@ class Origin:
 
 
 async def _addresses_of(host: str, port: int) -> Sequence[AddrInfoType]:
-    """The addresses of a name, found in a thread of its own.
+    """Resolve a name in a new thread.
 
-    Those of the event loop are few (uvloop has two), and names that nobody answers for would keep them from all others
-    for half a minute. At the end nobody waits for it.
+    The event loop has few threads for this (uvloop: two). Names without a reply would block them for half a minute for
+    all other calls. The thread is a daemon, so the process does not wait for it at its end.
 
     Raises:
-        OSError, UnicodeError: there are none.
+        OSError, UnicodeError: there are no addresses.
     """
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[Sequence[AddrInfoType]] = loop.create_future()
+    result: asyncio.Future[Sequence[AddrInfoType]] = loop.create_future()
 
-    def tell(how: Callable[[Any], None], what: object) -> None:
-        def say() -> None:
-            if not found.done():
-                how(what)
+    def finish(setter: Callable[[Any], None], value: object) -> None:
+        def set_result() -> None:
+            if not result.done():
+                setter(value)
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(say)
+            loop.call_soon_threadsafe(set_result)
 
     def look_up() -> None:
         try:
             addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits
-            tell(found.set_exception, error)
+        except Exception as error:  # noqa: BLE001  # any exception is passed to the waiting calls
+            finish(result.set_exception, error)
         else:
-            tell(found.set_result, addresses)
+            finish(result.set_result, addresses)
 
     threading.Thread(target=look_up, name=f"addresses of {host}", daemon=True).start()
-    return await found
+    return await result
 
 
 def _ascii(name: str) -> bytes:
-    """A host's name for requests and look-ups; one that cannot be encoded becomes one that has no address."""
+    """Return a host name in ASCII for requests and look-ups; an invalid name becomes one without an address."""
     try:
         return name.encode("ascii" if name.isascii() else "idna")
     except UnicodeError:

@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-#: How often, and after how many seconds each, a wait that has lasted too long is looked at again before it is over. A
-#: process that stood still (a suspended machine) finds its timers due and, in its sockets, what came meanwhile: that is
-#: read in between, and whoever waits for it has a turn.
+#: How often an expired wait is checked again, and after how many seconds each. If the process was suspended, its timers
+#: are due and its sockets have data. Between the checks the data is read, and the waiting task can continue.
 _LOOKS: Final = 2
 _LOOK_S: Final = 0.05
 
 
 class ReadTimeout:
-    """Calls `expired` once a single wait between `begin` and `end` has lasted `limit` seconds.
+    """Call `expired` when a single wait between `begin` and `end` has lasted `limit` seconds.
 
-    The timer looks when it is due; time outside such a wait does not count.
+    The timer checks when it is due. Time outside of a wait does not count.
     """
 
     __slots__ = ("_expired", "_limit", "_looks", "_loop", "_since", "_timer")
@@ -30,15 +29,15 @@ class ReadTimeout:
         self._timer = self._loop.call_later(limit, self._look)
 
     def begin(self) -> None:
-        """A wait begins."""
+        """Begin a wait."""
         self._since = self._loop.time()
 
     def end(self) -> None:
-        """The wait is over."""
+        """End a wait."""
         self._since = None
 
     def stop(self) -> None:
-        """End the timer: nobody waits any more."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,8 +1,8 @@
 """Retry a provider if nothing can have been billed, and open its circuit after failures in a row.
 
-Only before the first byte of an answer, and only where it is sure that the provider did no work: the connection did not
-come about, or it said itself that it turned the request away. Whatever else goes wrong may have been billed, and asking
-again is the caller's to decide.
+A request is retried only before the first byte of a response, and only if the provider certainly did no work: either no
+connection was made, or the provider itself refused the request. After any other failure the call may have been billed,
+so the caller decides whether to send it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
 
-#: the header by which SDKs are told whether to repeat a call
+#: the header by which SDKs decide whether to retry a call
 _SHOULD_RETRY: Final = b"x-should-retry"
 
 
@@ -39,7 +39,7 @@ class _Marked:
 
 
 class RetryingUpstream:
-    """The way to one provider, with patience. Wraps the one that knows how to send."""
+    """Send requests to one provider with retries and a circuit breaker. Wraps the upstream that sends them."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RetryingUpstream:
         self._retry = retry
         self._policy = breaker
         self._breaker = WELL
-        #: whether a call has ended here: well, or by a failure of the provider
+        #: True after a call succeeded, or failed because of the provider
         self.was_called = False
         self._clock = clock
         self._wall = wall
@@ -67,23 +67,28 @@ class RetryingUpstream:
 
     @property
     def failures(self) -> int:
-        """How often in a row the provider has failed."""
+        """Return the number of failures in a row."""
         return self._breaker.failed
 
     @property
     def asked_in_s(self) -> float | None:
-        """Seconds until the provider is asked again; None: it is asked."""
+        """Return the seconds until the circuit lets a call through; None: it is closed."""
         return self._breaker.opens_in(self._policy, self._clock())
 
-    def send(self, request: Outgoing) -> _Asking:
-        """See `Upstream.send`."""
-        return _Asking(self, request)
+    def send(self, request: Outgoing) -> _RetryContext:
+        """Return the context in which the request is sent."""
+        return _RetryContext(self, request)
 
-    async def asked(self, request: Outgoing) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
-        """Ask, again if need be; what has to be left (`__aexit__`) once the answer was read, and the answer.
+    async def send_with_retries(
+        self, request: Outgoing
+    ) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
+        """Send a request, with retries.
+
+        Returns:
+            The context to leave (`__aexit__`) after reading, and the response.
 
         Raises:
-            UpstreamFault: there is none.
+            UpstreamFault: there is no response.
         """
         tries = 0
         while True:
@@ -106,11 +111,11 @@ class RetryingUpstream:
                 if is_ill(reply.status):
                     self._failed(is_providers=True, is_last=wait is None)
                 if wait is None:
-                    return sending, self._not_again(reply) if self._retry.is_spent(tries) else reply
+                    return sending, self._forbid_retry(reply) if self._retry.is_spent(tries) else reply
                 reason = str(reply.status)
                 await sending.__aexit__(None, None, None)
             request.note("retries", f"{tries}, the last after {reason}")
-            # Whoever leaves now leaves nothing behind that would be billed.
+            # If the client leaves during the wait, no work is running that could be billed.
             request.at_work(is_so=False)
             await self._sleep(wait)
 
@@ -124,31 +129,31 @@ class RetryingUpstream:
             self._breaker = self._breaker.left()
             raise
         if not is_ill(reply.status):
-            self._did(well=True)
+            self._record(well=True)
         return reply
 
     def _failed(self, *, is_providers: bool, is_last: bool) -> None:
-        """Count a call that failed, once: at its last try, or at its first where it tests a provider left alone.
+        """Count a failed call once: at its last try, or at its first try if it tests an open circuit.
 
-        `is_providers`: the failure is one of the provider. One client's requests must not close the way of all others.
+        `is_providers`: the provider caused the failure. Bad requests of one client must not open the circuit for all.
         """
         if is_providers and (is_last or self._breaker.is_tried):
-            self._did(well=False)
+            self._record(well=False)
         else:
             self._breaker = self._breaker.left()
 
-    def _not_again(self, reply: UpstreamReply) -> UpstreamReply:
-        """Return a refusal marked as not to be repeated, unless it asks for a wait.
+    def _forbid_retry(self, reply: UpstreamReply) -> UpstreamReply:
+        """Return a refusal with a header that forbids a retry, unless it asks the client to wait.
 
-        An SDK that repeats a call has the gateway repeat it as well, so that the tries of both multiply.
+        The gateway has retried already. If the SDK retried too, the tries of both would multiply.
         """
         if reply.status not in REPEATED or asked_wait(reply.headers, self._wall()):
             return reply
-        kept = [pair for pair in reply.headers if pair[0] != _SHOULD_RETRY]
-        return _Marked(reply.status, [*kept, (_SHOULD_RETRY, b"false")], reply.chunks)
+        other_headers = [pair for pair in reply.headers if pair[0] != _SHOULD_RETRY]
+        return _Marked(reply.status, [*other_headers, (_SHOULD_RETRY, b"false")], reply.chunks)
 
     def _wait(self, reply: UpstreamReply, tries: int, *, has_next: bool) -> float | None:
-        # A quota that is used up is a 429 as well; some say that no wait helps.
+        # An exhausted quota is a 429 too. Some providers then say that waiting does not help.
         if reply.status not in REPEATED or header(reply.headers, _SHOULD_RETRY) == b"false":
             return None
         asked = asked_wait(reply.headers, self._wall())
@@ -159,27 +164,27 @@ class RetryingUpstream:
         if opens_in is not None:
             seconds = max(1, math.ceil(opens_in))
             fault = UpstreamOpenCircuit(
-                f'The provider "{self._name}" failed {self._breaker.failed} times in a row and is left alone. '
-                f"It is asked again in {seconds} s."
+                f'The provider "{self._name}" failed {self._breaker.failed} times in a row, so its circuit is open. '
+                f"It is called again in {seconds} s."
             )
             fault.retry_after = seconds
             raise fault
 
-    def _did(self, *, well: bool) -> None:
+    def _record(self, *, well: bool) -> None:
         self.was_called = True
         before = self._breaker
         self._breaker = before.did(self._policy, self._clock(), well=well)
         if (before.since is None) != (self._breaker.since is None):
-            word = "is asked again" if self._breaker.since is None else f"is left alone for {self._policy.open_s:g} s"
-            logger.warning("provider %s %s", self._name, word)
+            state = "closed" if self._breaker.since is None else f"open for {self._policy.open_s:g} s"
+            logger.warning("provider %s: circuit %s", self._name, state)
 
     async def aclose(self) -> None:
-        """See `Upstream.aclose`."""
+        """Close the wrapped upstream."""
         await self._inner.aclose()
 
 
-class _Asking:
-    """One request on its way: entered when there is an answer worth passing on."""
+class _RetryContext:
+    """One request with its retries: entered when there is a response to pass on."""
 
     __slots__ = ("_request", "_sending", "_upstream")
 
@@ -189,7 +194,7 @@ class _Asking:
         self._sending: AbstractAsyncContextManager[UpstreamReply] | None = None
 
     async def __aenter__(self) -> UpstreamReply:
-        self._sending, reply = await self._upstream.asked(self._request)
+        self._sending, reply = await self._upstream.send_with_retries(self._request)
         return reply
 
     async def __aexit__(self, *_: object) -> None:

@@ -404,7 +404,7 @@ def test_a_body_is_refused_exactly_when_a_key_stands_twice(spelled: tuple[bytes,
         with pytest.raises(InvalidRequest, match="more than once"):
             read_fields(body)
     elif any(name != name.casefold() and name.casefold() in _MEANT for name in names):
-        with pytest.raises(InvalidRequest, match="is written"):
+        with pytest.raises(InvalidRequest, match="must be written"):
             read_fields(body)
     else:
         fields = read_fields(body)

@@ -1,4 +1,4 @@
-"""Which requests ask the provider to summarize the conversation."""
+"""Requests that ask the provider to summarize the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/messages: the request as read and written, the answer as read, a stream ended early."""
+"""/v1/messages: requests, whole responses, streams, and streams that are ended early."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def ended(reason: str, **usage: object) -> dict[str, Any]:
 # --- the request ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_read_as_far_as_it_matters() -> None:
+def test_request_is_read() -> None:
     body = b'{"model":"m","messages":[{"role":"user"}],"stream":true,"x":1}'
-    found = DIALECT.read(body)
-    assert (found.operation, found.model, found.stream, found.usage_asked) == ("chat", "m", True, True)
-    assert found.body is body
+    result = DIALECT.read(body)
+    assert (result.operation, result.model, result.stream, result.usage_asked) == ("chat", "m", True, True)
+    assert result.body is body
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_a_call_is_read_as_far_as_it_matters() -> None:
         (b"", None),
     ],
 )
-def test_a_body_that_is_no_messages_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+def test_invalid_messages_request_is_refused_with_the_field_name(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         DIALECT.read(body)
     assert caught.value.param == param
 
 
-def test_a_call_that_needs_no_change_keeps_its_bytes() -> None:
-    found = call(stream=True)
-    assert found.written("asked", DIALECT.usage_option(found)) is found.body
+def test_unchanged_request_keeps_its_bytes() -> None:
+    result = call(stream=True)
+    assert result.written("asked", DIALECT.usage_option(result)) is result.body
 
 
-def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
-    found = DIALECT.read(b'{ "system" : [ ],"model":"alias","messages":[ {} ],"max_tokens": 9e0}')
-    sent = found.written("real", {"max_tokens": 5, "messages": join([b'{"role": "user"}', b"{}"])})
+def test_only_changed_fields_get_new_bytes() -> None:
+    result = DIALECT.read(b'{ "system" : [ ],"model":"alias","messages":[ {} ],"max_tokens": 9e0}')
+    sent = result.written("real", {"max_tokens": 5, "messages": join([b'{"role": "user"}', b"{}"])})
     assert sent == b'{"system":[ ],"model":"real","messages":[{"role": "user"},{}],"max_tokens":5}'
 
 
@@ -109,23 +109,23 @@ def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
         ({}, []),
     ],
 )
-def test_a_conversation_is_known_by_its_system_text_and_first_message(
+def test_conversation_is_identified_by_system_text_and_first_message(
     fields: dict[str, Any], opening: list[str]
 ) -> None:
     assert DIALECT.opening(call(**fields)) == opening
 
 
-def test_every_text_of_a_request_weighs() -> None:
-    found = call(
+def test_every_text_of_a_request_is_counted() -> None:
+    result = call(
         system="s", messages=[{"role": "user", "content": "u"}], tools=[{"name": "find"}], metadata={"user_id": "no"}
     )
-    assert list(DIALECT.input_text(found)) == ["s", "user", "u", "find"]
+    assert list(DIALECT.input_text(result)) == ["s", "user", "u", "find"]
 
 
-# --- whole answers ---------------------------------------------------------------------------------------------------------
+# --- whole responses -------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_answer_is_read() -> None:
+def test_whole_response_is_read() -> None:
     body = {
         "type": "message", "model": "claude", "stop_reason": "tool_use",
         "content": [
@@ -138,20 +138,20 @@ def test_a_whole_answer_is_read() -> None:
         ],
         "usage": {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 7, "service_tier": "batch"},
     }  # fmt: skip
-    found = DIALECT.answer(json.dumps(body).encode())
-    assert (found.model, found.finish_reason, found.tools, found.service_tier, found.error) == (
+    result = DIALECT.answer(json.dumps(body).encode())
+    assert (result.model, result.finish_reason, result.tools, result.service_tier, result.error) == (
         "claude", "tool_use", ("web_search", "find"), "batch", False,
     )  # fmt: skip
-    assert usage_of(found) == Usage(15, 7, 22, 5)
-    assert found.output_estimate == 5 * 10 + 4 + 5  # the keys and signs of the arguments, too
+    assert usage_of(result) == Usage(15, 7, 22, 5)
+    assert result.output_estimate == 5 * 10 + 4 + 5  # includes the keys and punctuation of the arguments
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
-def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
+def test_response_of_another_form_gives_an_empty_result(body: bytes) -> None:
     assert DIALECT.answer(body) == ParsedResponse()
 
 
-def test_an_error_with_a_good_status_is_noted() -> None:
+def test_error_with_status_200_is_noted() -> None:
     assert DIALECT.answer(b'{"type":"error","error":{"type":"overloaded_error","message":"x"}}').error
 
 
@@ -164,15 +164,15 @@ def test_an_error_with_a_good_status_is_noted() -> None:
         {"content": [{"type": "text", "text": 7, "thinking": [], "signature": 7, "data": {}}]},
     ],
 )
-def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
+def test_response_with_wrong_types_gives_an_empty_result(body: dict[str, Any]) -> None:
     assert DIALECT.answer(json.dumps(body).encode()) == ParsedResponse()
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_read() -> None:
-    found = answer_to(
+def test_stream_is_read() -> None:
+    result = answer_to(
         start(input_tokens=12, service_tier="standard"),
         block("tool_use", name="find", input={}),
         delta(type="text_delta", text="x" * 4),
@@ -184,8 +184,8 @@ def test_a_stream_is_read() -> None:
         ended("end_turn", output_tokens=30),
         {"type": "message_stop"},
     )
-    assert usage_of(found) == Usage(12, 30, 42)
-    assert (found.model, found.finish_reason, found.tools, found.service_tier, found.output_estimate) == (
+    assert usage_of(result) == Usage(12, 30, 42)
+    assert (result.model, result.finish_reason, result.tools, result.service_tier, result.output_estimate) == (
         "claude", "end_turn", ("find", "ask"), "standard", 6,
     )  # fmt: skip
 
@@ -199,42 +199,42 @@ def test_a_stream_is_read() -> None:
         ({"service_tier": "standard", "inference_geo": "us", "speed": "fast"}, "fast-us"),
         ({"service_tier": "standard", "inference_geo": "global"}, "standard"),
         ({"service_tier": "standard", "inference_geo": "not_available"}, "standard"),
-        # Bought beforehand: its tokens have no price of their own.
+        # Bought in advance: its tokens have no separate price.
         ({"service_tier": "priority"}, None),
     ],
 )
-def test_a_tier_is_what_the_price_depends_on(said: dict[str, Any], tier: str | None) -> None:
+def test_tier_is_the_one_that_decides_the_price(said: dict[str, Any], tier: str | None) -> None:
     whole = DIALECT.answer(json.dumps({"type": "message", "usage": {"output_tokens": 7, **said}}).encode())
     assert whole.service_tier == tier
     assert answer_to(start(input_tokens=12, **said), ended("end_turn", output_tokens=7)).service_tier == tier
     assert answer_to(start(input_tokens=12), ended("end_turn", output_tokens=7, **said)).service_tier == tier
-    # What the end does not say again still holds.
+    # A value that the end does not repeat stays valid.
     assert answer_to(start(**said), ended("end_turn", speed=said.get("speed", "standard"))).service_tier == tier
     assert answer_to(start(**said), ended("end_turn", service_tier="standard")).service_tier == tier
 
 
-def test_a_stream_that_broke_off_has_no_output_reported() -> None:
-    found = answer_to(start(input_tokens=12))
-    assert found.usage is not None
-    assert (found.usage.input_tokens, found.usage.output_tokens) == (12, None)
+def test_broken_stream_has_no_reported_output() -> None:
+    result = answer_to(start(input_tokens=12))
+    assert result.usage is not None
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (12, None)
 
 
-def test_zeros_of_a_host_that_does_not_know_the_input_yet_are_no_input() -> None:
+def test_zeros_from_a_host_that_does_not_know_the_input_yet_are_ignored() -> None:
     zeros = start(input_tokens=0, cache_read_input_tokens=0, cache_creation_input_tokens=0)
     assert answer_to(zeros, delta(type="text_delta", text="hi")).usage is None
     assert usage_of(answer_to(zeros, ended("end_turn", input_tokens=7, output_tokens=2))) == Usage.of(7, 2)
 
 
-def test_zeros_at_the_end_take_nothing_from_the_input_that_was_said_at_the_start() -> None:
-    begun = start(input_tokens=7, cache_read_input_tokens=3)
+def test_zeros_at_the_end_do_not_replace_the_input_reported_at_the_start() -> None:
+    start_event = start(input_tokens=7, cache_read_input_tokens=3)
     for zeros in ({"input_tokens": 0}, {"input_tokens": 0, "cache_read_input_tokens": 0}):
-        found = answer_to(begun, ended("end_turn", **zeros, output_tokens=2))
-        assert usage_of(found) == Usage(10, 2, 12, cache_read_tokens=3)
-    told_anew = ended("end_turn", input_tokens=0, cache_read_input_tokens=10, output_tokens=2)
-    assert usage_of(answer_to(begun, told_anew)) == Usage(10, 2, 12, cache_read_tokens=10)
+        result = answer_to(start_event, ended("end_turn", **zeros, output_tokens=2))
+        assert usage_of(result) == Usage(10, 2, 12, cache_read_tokens=3)
+    repeated_usage = ended("end_turn", input_tokens=0, cache_read_input_tokens=10, output_tokens=2)
+    assert usage_of(answer_to(start_event, repeated_usage)) == Usage(10, 2, 12, cache_read_tokens=10)
 
 
-def test_thinking_that_nobody_can_read_weighs_by_its_length() -> None:
+def test_unreadable_thinking_is_estimated_from_its_length() -> None:
     assert answer_to(block("redacted_thinking", data="x" * 800)).output_estimate == 100
     hidden = [block("thinking", thinking="", signature=""), delta(signature="x" * 800)]
     assert answer_to(*hidden).output_estimate == 100
@@ -258,24 +258,24 @@ CLEARED = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 3, "cleared_
         ({}, None),
     ],
 )
-def test_a_conversation_that_its_provider_edited_tells_nothing_of_the_size_of_the_request(
+def test_request_size_is_unknown_if_the_provider_edited_the_conversation(
     said: dict[str, Any], weight: int | None
 ) -> None:
     usage = {"input_tokens": 400, "output_tokens": 5}
     whole = DIALECT.answer(json.dumps({"usage": usage, **said}).encode())
     streamed = answer_to(start(input_tokens=400), {**ended("end_turn", output_tokens=5), **said})
-    for found in (whole, streamed):
-        assert found.usage is not None
-        assert (found.usage.request_tokens, usage_of(found).input_tokens) == (weight, 400)
+    for result in (whole, streamed):
+        assert result.usage is not None
+        assert (result.usage.request_tokens, usage_of(result).input_tokens) == (weight, 400)
 
 
-def test_a_conversation_that_its_provider_compacted_tells_nothing_of_the_size_of_the_request() -> None:
+def test_request_size_is_unknown_if_the_provider_compacted_the_conversation() -> None:
     compacted = {"type": "compaction", "content": "so far"}
     whole = {"usage": {"input_tokens": 400, "output_tokens": 5}, "content": [compacted]}
     streamed = [start(input_tokens=400), block("compaction"), ended("end_turn", output_tokens=5)]
-    for found in (DIALECT.answer(json.dumps(whole).encode()), answer_to(*streamed)):
-        assert found.usage is not None
-        assert found.usage.request_tokens == 0
+    for result in (DIALECT.answer(json.dumps(whole).encode()), answer_to(*streamed)):
+        assert result.usage is not None
+        assert result.usage.request_tokens == 0
 
 
 def handed_over(category: str | None, model: str, index: int = 0) -> dict[str, Any]:
@@ -283,12 +283,12 @@ def handed_over(category: str | None, model: str, index: int = 0) -> dict[str, A
     return block("fallback", index, **{"from": {"model": "claude"}, "to": {"model": model}, "trigger": trigger})
 
 
-def test_why_a_model_refused_is_read_whole_and_in_a_stream() -> None:
+def test_refusal_category_is_read_from_whole_responses_and_streams() -> None:
     details = {"type": "refusal", "category": "cyber"}
     whole = {"stop_reason": "refusal", "stop_details": details}
     streamed = {"type": "message_delta", "delta": whole, "usage": {"output_tokens": 0}}
-    for found in (DIALECT.answer(json.dumps(whole).encode()), answer_to(start(), streamed)):
-        assert (found.finish_reason, found.refusal) == ("refusal", "cyber")
+    for result in (DIALECT.answer(json.dumps(whole).encode()), answer_to(start(), streamed)):
+        assert (result.finish_reason, result.refusal) == ("refusal", "cyber")
     for nothing in (
         {},
         {"stop_details": None},
@@ -298,19 +298,19 @@ def test_why_a_model_refused_is_read_whole_and_in_a_stream() -> None:
         assert answer_to({"type": "message_delta", "delta": {"stop_reason": "refusal", **nothing}}).refusal is None
 
 
-def test_where_a_model_refused_and_another_one_goes_on_it_is_that_one_that_answers() -> None:
+def test_after_a_refusal_the_fallback_model_is_the_model_of_the_response() -> None:
     blocks = [handed_over("bio", "second"), stop(), handed_over(None, "third", 1), stop(1)]
     content = [one["content_block"] for one in blocks if "content_block" in one]
     whole = DIALECT.answer(json.dumps({"model": "third", "content": content}).encode())
-    for found in (whole, answer_to(start(), *blocks)):
-        assert (found.declined, found.model, found.refusal) == (("bio", None), "third", None)
+    for result in (whole, answer_to(start(), *blocks)):
+        assert (result.declined, result.model, result.refusal) == (("bio", None), "third", None)
     unread = [block("fallback"), block("fallback", trigger=7, to=7), block("fallback", trigger={}, to={"model": 7})]
     assert answer_to(start(), *unread).declined == (None, None, None)
     assert answer_to(start(), *unread).model == "claude"
 
 
 @pytest.mark.parametrize("event", [{"type": "error"}, {"type": "error", "error": {"message": "x"}}, {"error": "x"}])
-def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
+def test_error_event_is_noted(event: dict[str, Any]) -> None:
     assert answer_to(start(), event).error
 
 
@@ -324,7 +324,7 @@ def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
         {"type": ["message_stop"]}, {"type": "ping"}, {}, [], 7,
     ],
 )  # fmt: skip
-def test_an_event_of_the_wrong_types_is_read_as_nothing(event: object) -> None:
+def test_event_with_wrong_types_is_ignored(event: object) -> None:
     reader = DIALECT.reader(call(), drop_usage=True)
     assert reader.read(json.dumps(event).encode()) is Verdict.PASS
     assert reader.answer() == ParsedResponse()
@@ -332,7 +332,7 @@ def test_an_event_of_the_wrong_types_is_read_as_nothing(event: object) -> None:
 
 
 @pytest.mark.parametrize("data", [b"[DONE]", b'{"type":"message_stop"}'])
-def test_the_end_is_the_last_event(data: bytes) -> None:
+def test_end_mark_is_the_last_event(data: bytes) -> None:
     assert DIALECT.reader(call(), drop_usage=True).read(data) is Verdict.LAST
 
 
@@ -355,11 +355,11 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
         (b"", 0),
     ],
 )
-def test_only_events_before_anything_like_an_end_may_wait_to_be_read(region: bytes, plain: int) -> None:
+def test_only_events_before_a_possible_end_mark_may_be_read_later(region: bytes, plain: int) -> None:
     assert DIALECT.reader(call(), drop_usage=True).plain_prefix(region) == plain
 
 
-def test_an_endless_stream_of_tool_calls_does_not_fill_the_memory() -> None:
+def test_endless_tool_calls_do_not_fill_the_memory() -> None:
     reader = DIALECT.reader(call(), drop_usage=True)
     tracemalloc.start()
     try:
@@ -380,17 +380,17 @@ def cut_after(*events: object) -> list[Any]:
     for event in events:
         meter.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
     blocks = meter.cut_short().decode().removesuffix("\n\n").split("\n\n")
-    found = [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
-    assert [f"event: {event['type']}" for event in found] == [block.partition("\n")[0] for block in blocks]
+    result = [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
+    assert [f"event: {event['type']}" for event in result] == [block.partition("\n")[0] for block in blocks]
     assert meter.answer().finish_reason == next(
-        (event["delta"]["stop_reason"] for event in found if event["type"] == "message_delta"),
+        (event["delta"]["stop_reason"] for event in result if event["type"] == "message_delta"),
         meter.answer().finish_reason,
     )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("arguments", [{"order_id": 7, "notify": True, "lines": [1.5, None, {"a": "b"}]}, {}])
-def test_a_call_weighs_the_same_whole_and_in_a_stream(arguments: dict[str, Any]) -> None:
+def test_tool_call_has_the_same_estimate_whole_and_streamed(arguments: dict[str, Any]) -> None:
     whole = {"type": "message", "content": [{"type": "tool_use", "id": "t", "name": "find", "input": arguments}]}
     written = json.dumps(arguments, separators=(",", ":")) if arguments else ""
     streamed = answer_to(
@@ -399,7 +399,7 @@ def test_a_call_weighs_the_same_whole_and_in_a_stream(arguments: dict[str, Any])
     assert DIALECT.answer(json.dumps(whole).encode()).output_estimate == streamed.output_estimate > 0
 
 
-def test_a_stream_that_is_cut_short_ends_its_open_block_and_says_what_it_used() -> None:
+def test_stream_ended_early_closes_its_open_block_and_reports_usage() -> None:
     events = [start(input_tokens=5), block("text"), stop(), block("text", 1), delta(1, text="x" * 40)]
     assert cut_after(*events) == [
         {"type": "content_block_stop", "index": 1},
@@ -412,16 +412,20 @@ def test_a_stream_that_is_cut_short_ends_its_open_block_and_says_what_it_used() 
     ]
 
 
-def test_a_stream_that_is_cut_short_repeats_what_its_host_said_it_used() -> None:
+def test_stream_ended_early_repeats_the_usage_of_its_host() -> None:
     running = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 33}}
     assert cut_after(start(), running)[0]["usage"] == {"output_tokens": 33}
 
 
-def test_a_stream_that_is_cut_short_after_its_reason_came_keeps_it() -> None:
+def test_stream_ended_early_keeps_a_received_stop_reason() -> None:
     assert cut_after(start(), ended("end_turn", output_tokens=3)) == [{"type": "message_stop"}]
 
 
-def test_a_stream_that_is_cut_short_before_it_began_begins_and_ends() -> None:
-    begun, reason, last = cut_after({"type": "ping"})
-    assert (begun["type"], begun["message"]["model"], begun["message"]["content"]) == ("message_start", "asked", [])
+def test_stream_ended_before_its_start_has_a_start_and_an_end() -> None:
+    start_event, reason, last = cut_after({"type": "ping"})
+    assert (start_event["type"], start_event["message"]["model"], start_event["message"]["content"]) == (
+        "message_start",
+        "asked",
+        [],
+    )
     assert (reason["type"], last["type"]) == ("message_delta", "message_stop")

@@ -1,4 +1,4 @@
-"""Sound of an answer: what it weighs, and whether a call asks for any."""
+"""Audio in responses: its token estimate, and whether a call asks for audio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThroughReader
 
-#: a second of 24 kHz in 16 bits, and one of 16 kbit/s
+#: one second of 24 kHz in 16 bits, and one second of 16 kbit/s
 PCM = base64.b64encode(b"\x01\x00" * 24_000).decode()
 PACKED = 2_000
 
@@ -39,7 +39,7 @@ def counted(*pieces: str) -> float:
     ],
     ids=lambda text: text[:8],
 )
-def test_a_second_of_sound_is_twenty_tokens(second: str) -> None:
+def test_one_second_of_audio_is_twenty_tokens(second: str) -> None:
     assert counted(second) == pytest.approx(20, rel=0.01)
     size = len(second) // 7
     assert counted(*(second[start : start + size] for start in range(0, len(second), size))) == pytest.approx(
@@ -47,7 +47,7 @@ def test_a_second_of_sound_is_twenty_tokens(second: str) -> None:
     )
 
 
-def test_what_is_empty_says_nothing_of_how_sound_is_written() -> None:
+def test_empty_data_does_not_decide_the_audio_format() -> None:
     assert counted("", compressed(b"OggS")) == pytest.approx(20, rel=0.01)
 
 
@@ -58,32 +58,32 @@ def chat(*parts: dict[str, Any]) -> int:
     return reader.answer().output_estimate
 
 
-def test_sound_and_what_it_says_weigh_in_a_chat_stream() -> None:
+def test_audio_and_transcript_are_counted_in_a_chat_stream() -> None:
     assert chat({"audio": {"id": "a", "transcript": "x" * 80}}) == 20
     assert chat({"audio": {"id": "a", "data": PCM}}) == 20
     assert chat(*[{"audio": {"data": PCM, "transcript": "x" * 8}}] * 10) == 220
 
 
 @pytest.mark.parametrize("audio", [None, 7, "x" * 80, [], {}, {"data": 7, "transcript": None}, {"data": None}])
-def test_what_is_no_sound_weighs_nothing(audio: object) -> None:
+def test_other_values_are_not_counted_as_audio(audio: object) -> None:
     assert chat({"audio": audio}) == 0
 
 
-def test_sound_weighs_in_a_whole_answer() -> None:
+def test_audio_is_counted_in_a_whole_response() -> None:
     audio = {"id": "a", "data": PCM, "transcript": "x" * 80, "expires_at": 1}
     reader = ChoicesReader(CHAT_FORM, drop_usage=False)
     reader.read(json.dumps({"choices": [{"message": {"content": None, "audio": audio}}]}).encode())
     assert reader.answer().output_estimate == 40
 
 
-def test_sound_weighs_on_a_path_nobody_knows() -> None:
+def test_audio_is_counted_on_an_unknown_path() -> None:
     for name in ("delta", "message"):
         reader = PassThroughReader()
         reader.read(json.dumps({"choices": [{name: {"audio": {"data": PCM, "transcript": "x" * 80}}}]}).encode())
         assert reader.answer().output_estimate == 40
 
 
-def test_sound_weighs_in_a_responses_answer_once() -> None:
+def test_audio_is_counted_once_in_a_responses_response() -> None:
     dialect = OpenAIResponses()
     part = {"type": "output_audio", "data": PCM, "transcript": "x" * 80}
     item = {"id": "i", "type": "message", "content": [part]}
@@ -117,5 +117,5 @@ def test_sound_weighs_in_a_responses_answer_once() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_call_asks_for_more_than_text_where_it_may(body: dict[str, Any], asks: bool) -> None:
+def test_request_may_ask_for_more_than_text(body: dict[str, Any], asks: bool) -> None:
     assert asks_for_more_than_text(read_fields(json.dumps({"model": "m", **body}).encode())) is asks

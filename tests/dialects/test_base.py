@@ -1,4 +1,4 @@
-"""Reading a body one level deep, and metering a stream on its way through."""
+"""Read a body one level deep, and meter a stream while it passes through."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.timing import calls_made, in_time
 
 
 class Reader(EventReader):
-    """Drops `drop`, ends at `end`, passes the rest unread until asked."""
+    """Drops `drop`, ends at `end`, and passes other events, which it reads only when asked."""
 
     def __init__(self, plain: int | None = None) -> None:
         self.seen: list[bytes] = []
@@ -99,7 +99,7 @@ def test_an_empty_object_has_no_fields(body: bytes) -> None:
         (b"[" * DEEP, "deep|not an object"),
     ],
 )  # fmt: skip
-def test_a_body_that_is_no_json_object_is_refused_with_the_reason(body: bytes, why: str) -> None:
+def test_body_that_is_not_a_json_object_is_refused_with_the_reason(body: bytes, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
         read_fields(body)
     assert len(caught.value.message) < 300
@@ -119,8 +119,8 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason(body: bytes, w
         b' {\n"model" : "a" ,\r\n"model"\t: "b" } ',
     ],
 )
-def test_a_key_that_stands_twice_is_refused_by_name_however_it_is_spelled(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match='"model" stands more than once') as caught:
+def test_duplicate_key_is_refused_by_name_in_any_spelling(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match='"model" appears more than once') as caught:
         read_fields(body)
     assert caught.value.param == "model"
 
@@ -138,29 +138,29 @@ def test_a_key_that_stands_twice_is_refused_by_name_however_it_is_spelled(body: 
         b'{"a":1,"A":2}',
     ],
 )
-def test_a_body_whose_keys_stand_once_is_read_however_they_are_spelled(body: bytes) -> None:
+def test_body_with_unique_keys_is_read_in_any_spelling(body: bytes) -> None:
     assert {name: json.loads(bytes(raw)) for name, raw in read_fields(body).items()} == json.loads(body)
 
 
-def test_a_duplicate_of_a_very_long_key_is_named_shortly() -> None:
+def test_very_long_duplicate_key_is_shortened_in_the_error() -> None:
     key = b'"' + b"k" * 100_000 + b'"'
     with pytest.raises(InvalidRequest) as caught:
         read_fields(b"{" + key + b":1," + key + b":2}")
     assert len(caught.value.message) < 300
 
 
-def test_a_number_of_a_million_digits_is_not_read_but_kept() -> None:
+def test_number_with_a_million_digits_is_kept_unread() -> None:
     body = b'{"a":1' + b"0" * 1_000_000 + b"}"
     assert bytes(read_fields(body)["a"]) == body[5:-1]
 
 
 @pytest.mark.parametrize("value", [b"1" + b"0" * 10_000, b"[" * 500 + b"]" * 500, b'{"b":1,"b":2}'])
-def test_escaped_keys_beside_any_value_are_read(value: bytes) -> None:
+def test_escaped_keys_are_read_next_to_any_value(value: bytes) -> None:
     fields = read_fields(b'{"\\u0061":' + value + b"}")
     assert {name: bytes(raw) for name, raw in fields.items()} == {"a": value}
 
 
-def test_fields_without_number_are_refused() -> None:
+def test_too_many_fields_are_refused() -> None:
     few = b"{" + b",".join(b'"k%d":1' % number for number in range(1_000)) + b"}"
     assert len(read_fields(few)) == 1_000
     many = b"{" + b",".join(b'"k%d":1' % number for number in range(5_000)) + b"}"
@@ -171,7 +171,7 @@ def test_fields_without_number_are_refused() -> None:
 # --- writing, decoding, single fields ---------------------------------------------------------------------------------------
 
 
-def test_a_changed_field_stays_in_its_place_and_a_new_one_goes_to_the_end() -> None:
+def test_changed_field_keeps_its_position_and_a_new_one_is_last() -> None:
     fields = raw_fields(a="[1,  2]", model='"x"', b="1e5")
     assert write_fields(fields, {"model": "y", "new": True}) == b'{"a":[1,  2],"model":"y","b":1e5,"new":true}'
     assert write_fields(fields, {"model": msgspec.UNSET, "new": 1}) == b'{"a":[1,  2],"b":1e5,"new":1}'
@@ -193,7 +193,7 @@ def test_a_changed_field_stays_in_its_place_and_a_new_one_goes_to_the_end() -> N
         (b"[" * DEEP, None),
     ],
 )
-def test_any_foreign_value_is_decoded_or_none(raw: bytes, value: object) -> None:
+def test_any_value_from_outside_is_decoded_or_none(raw: bytes, value: object) -> None:
     assert decode(raw) == value
     assert decode(msgspec.Raw(raw)) == value
 
@@ -202,11 +202,11 @@ def test_any_foreign_value_is_decoded_or_none(raw: bytes, value: object) -> None
     "raw",
     [
         b'{"a":[1,1.5,null,"\\ud83d\\ude00"]}', b"12345678901234567890123", b"1e400", b"-0", b'{"a":1,"a":2}',
-        # Half a character, what is no JSON, what is no UTF-8, what is nested too deep.
+        # A lone surrogate, invalid JSON, invalid UTF-8, and JSON nested too deep.
         b'"\\ud800"', b"NaN", b'"a" b', b"word", b'"\xff"', b"[" * DEEP,
     ],
 )  # fmt: skip
-def test_a_piece_is_read_as_the_standard_library_reads_it(raw: bytes) -> None:
+def test_piece_of_json_is_decoded_as_by_the_standard_library(raw: bytes) -> None:
     assert repr(read_piece(raw)) == repr(decoded(raw))
 
 
@@ -214,25 +214,25 @@ def test_not_a_number_is_decoded() -> None:
     assert math.isnan(decode(b"NaN"))
 
 
-def test_a_string_field_is_its_text_and_none_where_it_is_absent_or_null() -> None:
+def test_string_field_is_none_if_absent_or_null() -> None:
     fields = raw_fields(a='"x\\u0041"', b="null")
     assert [string_field(fields, name) for name in "abc"] == ["xA", None, None]
 
 
 @pytest.mark.parametrize("value", ["1", "true", "[]", "{}", "1e999"])
-def test_a_string_field_that_is_no_string_is_refused_by_name(value: str) -> None:
+def test_string_field_of_another_type_is_refused_by_name(value: str) -> None:
     with pytest.raises(InvalidRequest, match='"model" must be a string') as caught:
         string_field(raw_fields(model=value), "model")
     assert caught.value.param == "model"
 
 
-def test_a_flag_is_false_where_it_is_absent_or_null() -> None:
+def test_flag_is_false_if_absent_or_null() -> None:
     fields = raw_fields(a="true", b="false", c="null")
     assert [flag_field(fields, name) for name in "abcd"] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("value", ["1", "0", '"true"', "[]", "{}"])
-def test_a_flag_that_is_no_boolean_is_refused_by_name(value: str) -> None:
+def test_flag_of_another_type_is_refused_by_name(value: str) -> None:
     with pytest.raises(InvalidRequest, match='"stream" must be true or false') as caught:
         flag_field(raw_fields(stream=value), "stream")
     assert caught.value.param == "stream"
@@ -243,7 +243,7 @@ def test_the_texts_of_a_value_are_its_strings_without_data_urls() -> None:
     assert list(texts(value)) == ["x", "y", "z"]
 
 
-def test_texts_below_any_sensible_depth_are_left_out() -> None:
+def test_texts_nested_too_deep_are_ignored() -> None:
     value: object = "deep"
     for _ in range(5_000):
         value = [value]
@@ -276,16 +276,16 @@ def test_the_texts_of_raw_bytes_are_those_of_the_decoded_value(value: object) ->
     assert list(texts(spaced)) == list(texts(value))
 
 
-def test_an_escaped_data_url_is_no_text() -> None:
+def test_escaped_data_url_is_not_text() -> None:
     assert list(texts(msgspec.Raw(b'["\\u0064ata:image/png;base64,AA"]'))) == []
 
 
-def test_texts_without_number_weigh_like_the_first_of_them() -> None:
+def test_more_texts_than_the_limit_are_estimated_from_the_first_ones() -> None:
     many = ["abcd"] * 250_000
     assert estimate(texts(raw_of(many))) == pytest.approx(250_000, rel=0.001)
 
 
-def test_long_texts_of_other_scripts_weigh_like_their_beginning() -> None:
+def test_long_texts_of_other_scripts_are_estimated_from_their_start() -> None:
     assert estimate(iter(["漢" * 2_000_000, "漢" * 1_000, "abcd"])) == 2_001_001
     text = "漢字 kana かな " * 10_000
     assert estimate(iter([text])) == math.ceil(estimate_tokens(text))
@@ -306,25 +306,25 @@ def test_long_texts_of_other_scripts_weigh_like_their_beginning() -> None:
         (15, 0),
     ],
 )
-def test_ids_of_tokens_are_the_numbers_of_an_array(value: object, ids: int) -> None:
+def test_token_ids_are_the_numbers_of_an_array(value: object, ids: int) -> None:
     for separators in ((",", ":"), (" , ", " : ")):
         raw = json.dumps(value, separators=separators)
         assert token_ids(raw_fields(input=raw)) == token_ids(raw_fields(prompt=raw, messages="[1]")) == ids
 
 
-def test_ids_without_number_are_counted_without_building_them() -> None:
+def test_many_token_ids_are_counted_without_decoding() -> None:
     fields = raw_fields(input="[" + ",".join(["15"] * 4_000_000) + "]")
     assert calls_made(lambda: token_ids(fields)) < 100
     assert token_ids(fields) == 4_000_000
 
 
-def test_ids_between_texts_without_number_are_never_too_few() -> None:
+def test_token_ids_between_many_texts_are_not_undercounted() -> None:
     fields = raw_fields(input="[" + ",".join(['"",1'] * 250_000) + "]")
     assert token_ids(fields) == 250_000
     assert calls_made(lambda: token_ids(fields)) < 100
 
 
-# --- what opens a conversation ---------------------------------------------------------------------------------------------------
+# --- identifying a conversation ---------------------------------------------------------------------------------------
 
 
 def test_small_content_is_identified_by_its_text() -> None:
@@ -336,7 +336,7 @@ def test_small_content_is_identified_by_its_text() -> None:
 
 @pytest.mark.parametrize("size", [100, 1_000_000])
 @pytest.mark.parametrize("as_part", [False, True])
-def test_text_is_identified_by_itself_however_long_and_wherever_a_cache_mark_stands(size: int, as_part: bool) -> None:
+def test_text_identifies_itself_with_any_length_and_cache_mark(size: int, as_part: bool) -> None:
     text = "é\n" * size
     first = raw_of([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}, "b"] if as_part else text)
     later = raw_of([{"text": text, "type": "text"}, "b"] if as_part else text)
@@ -355,41 +355,41 @@ def test_a_large_part_without_text_is_identified_by_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": "x" * 100_000}, [{}] * 100_000])
-def test_large_content_that_is_no_list_of_some_parts_is_identified_by_its_bytes(value: object) -> None:
+def test_large_content_that_is_not_a_list_is_identified_by_its_bytes(value: object) -> None:
     raw = raw_of(value)
     assert opening_text(raw) == hash_of(bytes(raw))
 
 
-def test_a_large_object_with_text_is_its_text() -> None:
+def test_large_object_with_text_is_identified_by_its_text() -> None:
     assert opening_text(raw_of({"text": "x" * 100_000})) == "x" * 100_000
 
 
 @pytest.mark.parametrize("before", [0, 1, 15, 16, 17, 500, 1_022])
-def test_the_first_user_item_is_found_behind_many_others(before: int) -> None:
+def test_first_user_item_is_found_after_many_others(before: int) -> None:
     items = [{"role": "assistant"}] * before + [{"role": "user", "content": "u"}, {"role": "user", "content": "v"}]
     assert opening_items(raw_of(items)) == ["u"]
     assert opening_items(raw_of(items[:before])) == []
 
 
-def test_items_are_looked_at_up_to_a_bound() -> None:
+def test_number_of_examined_items_is_limited() -> None:
     assert opening_items(raw_of([{"role": "system", "content": "s"}] * 3_000)) == ["s"] * 1_024
 
 
 @pytest.mark.parametrize(
     "item", [b'{"role":"user","role":"assistant","content":"x"}', b'{"role":"assistant","r":"user"}']
 )
-def test_an_item_of_another_role_opens_nothing(item: bytes) -> None:
+def test_item_of_another_role_does_not_identify_a_conversation(item: bytes) -> None:
     assert opening_items(msgspec.Raw(b"[" + item + b"]")) == []
 
 
-def test_a_role_is_read_however_it_is_spelled_unless_it_is_endless() -> None:
+def test_role_is_read_in_any_spelling_unless_it_is_too_long() -> None:
     spelled = "".join(f"\\u{ord(letter):04x}" for letter in "developer")
     item = f'{{"\\u0072ole" : "{spelled}", "content":"x"}}'.encode()
     assert opening_items(msgspec.Raw(b"[" + item + b"]")) == ["x"]
     assert opening_items(raw_of([{"role": "user" * 100, "content": "x"}])) == []
 
 
-def test_what_is_no_list_of_items_is_identified_as_a_whole() -> None:
+def test_value_that_is_not_a_list_is_identified_as_a_whole() -> None:
     assert opening_items(None) == []
     assert opening_items(raw_of("hello")) == ["hello"]
     assert opening_items(msgspec.Raw(b"[1")) == [hash_of(b"[1")]
@@ -417,7 +417,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a role of parts": lambda: b'{"messages":[{"role":[' + repeated(b"{}") + b"]}]}",
     "an escaped key": lambda: b'{"\\u0061":1,"messages":[' + repeated(b'{"a":[]}') + b"]}",
     "short messages": lambda: b'{"messages":[{"role":"user"},' + repeated(b'{"role":"a"}') + b"]}",
-    "messages of nobody": lambda: b'{"messages":[' + repeated(b"{}") + b"]}",
+    "messages without role": lambda: b'{"messages":[' + repeated(b"{}") + b"]}",
     "system messages": lambda: (
         b'{"messages":[' + repeated(b'{"role":"system","content":[' + b",".join([b"{}"] * 10_000) + b"]}") + b"]}"
     ),
@@ -429,7 +429,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("shape", HOSTILE)
-def test_a_body_of_a_hostile_shape_is_read_identified_and_weighed_without_looking_at_all_its_parts(shape: str) -> None:
+def test_hostile_body_is_handled_without_examining_all_parts(shape: str) -> None:
     body = HOSTILE[shape]()
 
     def work() -> None:
@@ -441,7 +441,7 @@ def test_a_body_of_a_hostile_shape_is_read_identified_and_weighed_without_lookin
         assert calls_made(work) < 2_000_000
 
 
-def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
+def test_body_with_many_parts_is_read_without_decoding_them() -> None:
     fields = read_fields(HOSTILE["empty parts"]())
     tracemalloc.start()
     try:
@@ -466,11 +466,11 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_field_that_says_little_is_refused_where_it_is_too_long_to_be_built(name: str) -> None:
+def test_short_field_is_refused_if_it_is_too_long_to_decode(name: str) -> None:
     most = SMALL[name]
     longest = b'"' + b"x" * (most - 2) + b'"'
     assert bytes(read_fields(b'{"messages":[],"%b": %b}' % (name.encode(), longest))[name]) == longest
-    # What is done is the same however much longer it is: countless parts need not be read for each name.
+    # A longer body causes no more work: many parts need not be read for each name.
     parts = repeated(b"{}") if name in ("n", "model", "text") else b",".join([b"{}"] * (most // 3 + 1))
     for value in (longest[:-1] + b'x"', b"[" + parts + b"]"):
         with pytest.raises(InvalidRequest) as caught:
@@ -479,13 +479,13 @@ def test_a_field_that_says_little_is_refused_where_it_is_too_long_to_be_built(na
         assert caught.value.message == f'The field "{name}" has {len(value):,} bytes; it may have {most:,}.'
 
 
-def test_a_field_that_may_be_long_is_read_however_long_it_is() -> None:
+def test_long_field_is_read_with_any_length() -> None:
     long = b'"' + b"x" * 2_000_000 + b'"'
     for name in (b"prompt", b"input", b"system", b"instructions", b"tools", b"messages"):
         assert bytes(read_fields(b'{"%b":%b}' % (name, long))[name.decode()]) == long
 
 
-def test_a_body_of_countless_fields_is_refused_before_all_are_read() -> None:
+def test_body_with_too_many_fields_is_refused_before_all_are_read() -> None:
     body = b"{" + repeated(b'"a":1') + b"}"
 
     def work() -> None:
@@ -507,13 +507,13 @@ def meter_all(pieces: Iterable[bytes], plain: int | None = None) -> tuple[list[b
     return passed, tail, reader
 
 
-def test_events_pass_as_they_come_and_dropped_ones_do_not() -> None:
+def test_events_pass_unchanged_except_dropped_ones() -> None:
     passed, tail, reader = meter_all([b"data: a\n\ndata: drop\n\n: note\n\n", b"data: b\n\n"])
     assert passed == [b"data: a\n\n: note\n\n", b"data: b\n\n"]
     assert (tail, reader.seen) == (b"", [b"a", b"drop", b"b"])
 
 
-def test_the_end_mark_and_what_follows_it_are_held_back_until_the_close() -> None:
+def test_end_mark_and_later_events_are_held_until_close() -> None:
     reader = Reader()
     meter = StreamMeter(reader)
     assert meter.feed(b"data: a\n\ndata: end\n\n: after\n\n") == b"data: a\n\n"
@@ -548,18 +548,18 @@ COMMENTED = [
 @pytest.mark.parametrize(("original", "kept"), COMMENTED)
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("plain", [None, 1])
-def test_comments_of_a_gateway_behind_this_one_are_dropped_wherever_the_stream_is_cut(
+def test_comments_of_another_gateway_are_dropped_at_any_chunk_boundary(
     original: bytes, kept: bytes, line_end: bytes, plain: int | None
 ) -> None:
     original, kept = original.replace(b"\n", line_end), kept.replace(b"\n", line_end)
     cuts = [[original[:cut], original[cut:]] for cut in range(len(original))]
     for pieces in [*cuts, [original[at : at + 1] for at in range(len(original))]]:
         passed, tail, _ = meter_all(pieces, plain)
-        # Of a comment that ends within a CR LF the LF is left, which reads as nothing.
+        # A comment that ends inside a CR LF leaves the LF, which is no event.
         assert (b"".join(passed) + tail).lstrip(b"\n").replace(b"\r\n\n", b"\r\n") == kept
 
 
-def test_a_stream_that_goes_on_after_its_end_mark_does_not_fill_the_memory() -> None:
+def test_stream_that_continues_after_its_end_mark_does_not_fill_the_memory() -> None:
     meter = StreamMeter(Reader())
     meter.feed(b"data: end\n\n")
     for _ in range(500):
@@ -585,7 +585,7 @@ def test_a_stream_without_an_end_mark_has_not_ended() -> None:
         (b":", b":", False),
     ],
 )
-def test_an_event_that_no_blank_line_closes_is_read_at_the_end(rest: bytes, tail: bytes, ended: bool) -> None:
+def test_event_without_blank_line_is_read_at_the_end(rest: bytes, tail: bytes, ended: bool) -> None:
     meter = StreamMeter(Reader())
     assert meter.feed(b"data: x\n\n" + rest) == b"data: x\n\n"
     assert meter.close() == tail
@@ -608,13 +608,13 @@ def test_an_event_that_no_blank_line_closes_is_read_at_the_end(rest: bytes, tail
         (b"data: drop", b""),
     ],
 )
-def test_what_a_broken_stream_ends_with_spoils_no_event_behind_it(rest: bytes, tail: bytes) -> None:
+def test_end_of_a_broken_stream_does_not_damage_the_next_event(rest: bytes, tail: bytes) -> None:
     meter = StreamMeter(Reader())
     assert meter.feed(b"data: x\n\n" + rest) == b"data: x\n\n"
     assert meter.broken_off() == tail
 
 
-def test_events_that_surely_pass_are_read_before_anyone_asks_for_the_answer() -> None:
+def test_deferred_events_are_read_before_the_result_is_returned() -> None:
     reader = Reader(plain=0)
     meter = StreamMeter(reader)
     assert meter.feed(b"data: a\n\n") == b"data: a\n\n"
@@ -623,19 +623,19 @@ def test_events_that_surely_pass_are_read_before_anyone_asks_for_the_answer() ->
     assert meter.answer().output_estimate == 1
 
 
-def test_events_that_wait_to_be_read_are_read_in_order_before_one_that_cannot_wait() -> None:
+def test_deferred_events_are_read_in_order_before_one_that_cannot_wait() -> None:
     passed, tail, reader = meter_all([b"data: a\n\n", b"data: b\n\n", b"data: drop\n\n", b"data: c\n\n"], plain=0)
     assert (passed, tail) == ([b"data: a\n\n", b"data: b\n\n", b"", b"data: c\n\n"], b"")
     assert reader.seen == [b"a", b"b", b"drop", b"c"]
 
 
-def test_a_piece_that_ends_inside_an_event_passes_up_to_it() -> None:
+def test_chunk_that_ends_inside_an_event_passes_up_to_the_event() -> None:
     passed, tail, reader = meter_all([b"data: a\n\ndata: b\n\ndata:", b" drop\n\n"], plain=0)
     assert (passed, tail) == ([b"data: a\n\ndata: b\n\n", b""], b"")
     assert reader.seen == [b"a", b"b", b"drop"]
 
 
-def test_events_do_not_wait_to_be_read_without_bound() -> None:
+def test_size_of_deferred_events_is_limited() -> None:
     reader = Reader(plain=0)
     meter = StreamMeter(reader)
     event = b"data: " + b"x" * 1_000 + b"\n\n"
@@ -644,7 +644,7 @@ def test_events_do_not_wait_to_be_read_without_bound() -> None:
     assert len(reader.seen) > 100
 
 
-def test_an_event_without_end_comes_out_as_it_arrives() -> None:
+def test_endless_event_passes_as_it_arrives() -> None:
     meter = StreamMeter(Reader())
     piece = b"data: " + b"x" * 1_000_000
     original = went = 0

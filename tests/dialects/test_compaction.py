@@ -1,4 +1,4 @@
-"""Compaction requests are recognised, the gateway's own result is written, and its items are expanded again."""
+"""Compaction: requests for it are recognized, the gateway's own result is written, and its items are expanded."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def item(handle: str) -> dict[str, Any]:
 
 def opened(items: list[Any], compacted: list[Any]) -> Any:
     handle = handle_of("", "x")
-    found = expanded(call([item(handle) if one is None else one for one in items]), {handle: json.dumps(compacted)})
-    assert json.loads(found.body)["input"] == json.loads(bytes(found.fields["input"]))
-    return json.loads(found.body)["input"]
+    result = expanded(call([item(handle) if one is None else one for one in items]), {handle: json.dumps(compacted)})
+    assert json.loads(result.body)["input"] == json.loads(bytes(result.fields["input"]))
+    return json.loads(result.body)["input"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def opened(items: list[Any], compacted: list[Any]) -> Any:
         (None, False),
     ],
 )
-def test_only_a_trigger_in_the_last_place_asks_for_compaction(items: Any, asks: bool) -> None:
+def test_only_a_trigger_as_last_item_asks_for_compaction(items: Any, asks: bool) -> None:
     assert asks_for_compaction(call(items)) is asks
 
 
@@ -81,17 +81,17 @@ def test_a_request_without_items_is_not_compacted(body: bytes) -> None:
         items_to_compact(request)
 
 
-def test_too_many_items_to_be_read_are_not_compacted() -> None:
+def test_input_that_is_too_large_is_not_compacted() -> None:
     with pytest.raises(InvalidRequest, match="cannot be compacted"):
         items_to_compact(call([{} for _ in range(200_001)]))
 
 
-def test_what_is_compacted_are_all_items_but_the_trigger() -> None:
+def test_all_items_except_the_trigger_are_compacted() -> None:
     original = [user("hi"), FOREIGN, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
     assert [json.loads(one) for one in items_to_compact(call([*original, TRIGGER]))] == original
 
 
-def test_a_text_is_compacted_as_a_message_of_the_user() -> None:
+def test_text_is_compacted_as_a_user_message() -> None:
     assert [json.loads(one) for one in items_to_compact(call("hi"))] == [
         {"type": "message", "role": "user", "content": "hi"}
     ]
@@ -102,30 +102,30 @@ def test_a_handle_depends_on_the_items_and_on_the_client_key() -> None:
     assert len({handle_of("a", "text"), handle_of("b", "text"), handle_of("a", "other")}) == 3
 
 
-def test_items_of_a_provider_are_not_the_gateways_own() -> None:
+def test_compaction_items_of_providers_have_no_handle() -> None:
     mine = handle_of("", "x")
     assert handles_in(call([FOREIGN, user('"gwc1_0"'), {"type": "message", "encrypted_content": mine}])) == ()
     assert handles_in(call([FOREIGN, item(mine), item("gwc1_changed")])) == (mine, "gwc1_changed")
 
 
-def test_an_input_with_too_many_items_to_be_read_is_refused_where_it_has_an_item() -> None:
+def test_too_large_input_with_a_compaction_item_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not expanded"):
         handles_in(call([item(handle_of("", "x")), *[{} for _ in range(200_001)]]))
 
 
-def test_the_compacted_items_stand_in_place_of_the_item() -> None:
+def test_compaction_item_is_replaced_by_the_compacted_items() -> None:
     assert opened([FOREIGN, None, user("go on")], [user("a"), user("b")]) == [
         FOREIGN, user("a"), user("b"), user("go on")
     ]  # fmt: skip
 
 
-def test_messages_that_a_client_kept_before_the_item_are_read_once() -> None:
+def test_messages_kept_before_the_item_are_sent_once() -> None:
     kept = [user("task"), {"role": "user", "content": "a"}, {"role": "developer", "content": "new rules"}]
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
     compacted = [user("task"), answer, user("a")]
-    found = opened([*kept, None, user("a")], compacted)
-    # What was said after the compaction stays, though it reads alike.
-    assert found == [kept[2], *compacted, user("a")]
+    result = opened([*kept, None, user("a")], compacted)
+    # A message after the compaction stays, even if its text is the same.
+    assert result == [kept[2], *compacted, user("a")]
 
 
 def made(usage: Any = None) -> MadeCompaction:
@@ -150,32 +150,32 @@ def test_a_whole_response_has_one_compaction_item() -> None:
     assert [one.type for one in read.output] == ["compaction"]
     assert read.usage is not None
     assert read.usage.total_tokens == 11
-    found = compaction_in(whole_response(made(USAGE)))
-    assert (found.items, found.is_error, found.usage) == (1, False, USAGE)
+    result = compaction_in(whole_response(made(USAGE)))
+    assert (result.items, result.is_error, result.usage) == (1, False, USAGE)
 
 
-def test_version_1_is_answered_with_the_output_that_replaces_the_conversation() -> None:
+def test_version_1_returns_the_output_that_replaces_the_conversation() -> None:
     read = CompactedResponse.model_validate_json(compacted_response(made()))
     assert [one.type for one in read.output] == ["compaction"]
     assert read.usage.total_tokens == 0
     assert compaction_in(compacted_response(made())).items == 1
 
 
-def test_a_message_is_no_compaction() -> None:
+def test_message_is_not_a_compaction() -> None:
     events = [
         {"type": "response.output_item.done", "item": {"type": "message", "content": []}},
         {"type": "response.completed", "response": {"output": [], "usage": USAGE}},
     ]
-    found = compaction_in(b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events))
-    assert (found.items, found.is_error, found.usage) == (0, False, USAGE)
+    result = compaction_in(b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in events))
+    assert (result.items, result.is_error, result.usage) == (0, False, USAGE)
 
 
 @pytest.mark.parametrize("kind", ["error", "response.failed"])
-def test_an_error_in_a_stream_is_told_from_a_message(kind: str) -> None:
+def test_error_in_a_stream_differs_from_a_message(kind: str) -> None:
     assert compaction_in(b"data: %b\n\n" % json.dumps({"type": kind}).encode()).is_error
 
 
-def test_what_cannot_be_read_holds_no_compaction() -> None:
+def test_unreadable_response_has_no_compaction() -> None:
     assert compaction_in(b"data: {\n\n").items == 0
     assert compaction_in(b"{").items == 0
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_holds_no_compaction() -> None:
         (500, b"compaction", True, False),
     ],
 )
-def test_a_refusal_of_compaction_is_told_from_others(
+def test_refusal_of_compaction_differs_from_other_refusals(
     status: int, body: bytes, is_path: bool, unsupported: bool
 ) -> None:
     assert is_unsupported(status, body, is_path=is_path) is unsupported

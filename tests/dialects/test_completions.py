@@ -1,4 +1,4 @@
-"""/v1/completions: the request as read and written, the answer as read, a stream ended early."""
+"""/v1/completions: requests, responses, and streams that are ended early."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def cut_after(*chunks: object) -> list[Any]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def test_a_call_is_read_as_far_as_it_matters() -> None:
+def test_request_is_read() -> None:
     body = b'{"model":"m","prompt":["a","b"],"stream":true,"x":1}'
-    found = DIALECT.read(body)
-    assert (found.operation, found.model, found.stream, found.usage_asked) == ("text_completion", "m", True, False)
-    assert found.body is body
+    result = DIALECT.read(body)
+    assert (result.operation, result.model, result.stream, result.usage_asked) == ("text_completion", "m", True, False)
+    assert result.body is body
 
 
 def test_a_prompt_may_be_absent() -> None:
@@ -62,7 +62,7 @@ def test_a_prompt_may_be_absent() -> None:
         (b"[]", None),
     ],
 )
-def test_a_body_that_is_no_completions_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+def test_invalid_completions_request_is_refused_with_the_field_name(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         DIALECT.read(body)
     assert caught.value.param == param
@@ -76,46 +76,46 @@ def test_a_body_that_is_no_completions_call_is_refused_and_the_field_named(body:
         ({"stream": True, "stream_options": {"include_usage": True}}, True),
     ],
 )
-def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
-    found = call(**fields)
-    assert found.written("m", DIALECT.usage_option(found) if ask else {}) is found.body
+def test_unchanged_request_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
+    result = call(**fields)
+    assert result.written("m", DIALECT.usage_option(result) if ask else {}) is result.body
 
 
-def test_a_stream_is_made_to_report_its_usage_and_every_other_byte_kept() -> None:
-    found = DIALECT.read(b'{ "x" : 1e2,"model":"alias","prompt":[ 1,2 ],"stream":true}')
-    sent = found.written("real", {"max_tokens": 5, **DIALECT.usage_option(found)})
+def test_usage_option_is_added_and_every_other_byte_kept() -> None:
+    result = DIALECT.read(b'{ "x" : 1e2,"model":"alias","prompt":[ 1,2 ],"stream":true}')
+    sent = result.written("real", {"max_tokens": 5, **DIALECT.usage_option(result)})
     assert sent == (
         b'{"x":1e2,"model":"real","prompt":[ 1,2 ],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}'
     )
 
 
-def test_a_prompt_is_no_conversation_that_a_session_could_be_named_by() -> None:
+def test_prompt_gives_no_session_id() -> None:
     assert DIALECT.opening(call()) is None
 
 
-def test_prompts_weigh() -> None:
+def test_prompts_are_counted() -> None:
     assert list(DIALECT.input_text(call(prompt=["a", "b"], suffix="c", user="d"))) == ["a", "b", "c"]
 
 
-def test_a_whole_answer_is_read() -> None:
-    found = DIALECT.answer(json.dumps(piece("x" * 40, reason="stop", model="davinci", usage=USAGE)).encode())
-    assert (found.model, found.finish_reason, found.output_estimate, found.error) == ("davinci", "stop", 10, False)
-    assert found.usage is not None
-    assert found.usage.complete(0, 0)[0] == Usage(1, 2, 3)
+def test_whole_response_is_read() -> None:
+    result = DIALECT.answer(json.dumps(piece("x" * 40, reason="stop", model="davinci", usage=USAGE)).encode())
+    assert (result.model, result.finish_reason, result.output_estimate, result.error) == ("davinci", "stop", 10, False)
+    assert result.usage is not None
+    assert result.usage.complete(0, 0)[0] == Usage(1, 2, 3)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b'{"choices":7}', b'{"choices":[{"text":7}]}', b"{}"])
-def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
+def test_invalid_response_gives_an_empty_result(body: bytes) -> None:
     assert DIALECT.answer(body) == ParsedResponse()
 
 
-def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:
-    found = answer_to({"choices": [7, {"delta": 7, "text": "x" * 8, "finish_reason": "stop"}], "usage": USAGE})
-    assert (found.output_estimate, found.finish_reason) == (2, "stop")
-    assert found.usage is not None
+def test_chunk_with_wrong_types_is_read_partly() -> None:
+    result = answer_to({"choices": [7, {"delta": 7, "text": "x" * 8, "finish_reason": "stop"}], "usage": USAGE})
+    assert (result.output_estimate, result.finish_reason) == (2, "stop")
+    assert result.usage is not None
 
 
-def test_an_error_inside_a_stream_is_noted() -> None:
+def test_error_inside_a_stream_is_noted() -> None:
     assert answer_to(piece("x"), {"error": {"message": "no"}}).error
 
 
@@ -125,7 +125,7 @@ def test_the_usage_chunk_reaches_only_a_client_that_asked_for_it() -> None:
     assert DIALECT.reader(call(), drop_usage=False).read(data) is Verdict.PASS
 
 
-def test_a_stream_that_is_cut_short_ends_each_running_choice_as_if_its_limit_was_reached() -> None:
+def test_stream_ended_early_ends_each_running_choice_at_its_limit() -> None:
     head: dict[str, Any] = {"id": "cmpl-1", "created": 7, "model": "davinci"}
     [chunk] = cut_after(piece("a", **head), piece("b", 1), piece("", 1, "stop"), piece("c", 2))
     assert {name: chunk[name] for name in head} == head
@@ -135,29 +135,29 @@ def test_a_stream_that_is_cut_short_ends_each_running_choice_as_if_its_limit_was
     ]
 
 
-def test_a_stream_that_is_cut_short_before_it_began_ends_all_the_same() -> None:
+def test_stream_ended_before_its_start_has_an_end() -> None:
     [chunk] = cut_after()
     assert [choice["finish_reason"] for choice in chunk["choices"]] == ["length"]
 
 
-def test_a_stream_that_is_cut_short_after_its_last_choice_ended_keeps_its_reason() -> None:
+def test_stream_ended_after_its_last_choice_keeps_the_finish_reason() -> None:
     assert cut_after(piece("a"), piece("", reason="stop")) == []
 
 
 @pytest.mark.parametrize(
     ("index", "number"), [("1", 1), ("9" * 5000, 0), ("\u0661", 0), ("-1", 0), (None, 0), (1.5, 0)]
 )
-def test_an_odd_number_of_a_choice_does_not_keep_a_stream_from_its_end(index: Any, number: int) -> None:
+def test_odd_choice_index_does_not_prevent_the_end_of_a_stream(index: Any, number: int) -> None:
     [chunk] = cut_after(piece("a", index))
     assert [choice["index"] for choice in chunk["choices"]] == [number]
 
 
 @pytest.mark.parametrize("head", [{"id": 7, "created": "x", "model": []}, {"id": "\ud800", "created": None}])
-def test_odd_values_of_a_host_do_not_keep_a_stream_from_its_end(head: dict[str, Any]) -> None:
+def test_odd_values_of_a_host_do_not_prevent_the_end_of_a_stream(head: dict[str, Any]) -> None:
     [chunk] = cut_after(piece("a", **head))
     assert chunk["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_endless_stream_of_choices_does_not_make_an_endless_end() -> None:
+def test_endless_choices_do_not_make_an_endless_end() -> None:
     [chunk] = cut_after(*[piece("a", index) for index in range(1_000)])
     assert [choice["index"] for choice in chunk["choices"]] == list(range(256))

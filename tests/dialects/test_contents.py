@@ -33,7 +33,7 @@ def contents(body: Any, wire: Wire = "chat") -> Contents:
     return found
 
 
-def test_messages_are_the_bytes_they_have_in_the_body() -> None:
+def test_messages_keep_their_bytes() -> None:
     odd = b'{"messages": [ {"role" :"user", "content":"\\u0041"} ,{"a":1.0e3}], "model":"m"}'
     assert contents(odd).messages == (b'{"role" :"user", "content":"\\u0041"}', b'{"a":1.0e3}')
 
@@ -46,12 +46,12 @@ def test_each_format_keeps_its_messages_in_its_own_field(wire: Wire, field: str)
 
 
 @pytest.mark.parametrize(("wire", "field"), [("responses", "input"), ("completions", "prompt")])
-def test_a_text_is_no_list_of_messages(wire: Wire, field: str) -> None:
+def test_text_is_not_a_list_of_messages(wire: Wire, field: str) -> None:
     found = contents({field: "hello"}, wire)
     assert (found.messages, found.fields[field]) == (None, b'"hello"')
 
 
-def test_a_list_of_prompts_is_no_conversation() -> None:
+def test_list_of_prompts_is_not_a_conversation() -> None:
     assert contents({"prompt": ["a", "b"]}, "completions").messages is None
 
 
@@ -59,7 +59,7 @@ def test_a_body_without_messages_has_no_contents() -> None:
     assert contents_of(call({"model": "m"}), "chat") is None
 
 
-def test_a_body_of_far_too_many_messages_is_not_looked_into() -> None:
+def test_too_many_messages_are_not_parsed() -> None:
     assert contents_of(call({"messages": [1] * (MOST_MESSAGES + 1)}), "chat") is None
     assert contents_of(call({"messages": [1] * MOST_MESSAGES}), "chat") is not None
 
@@ -83,7 +83,7 @@ def peak_of(work: Callable[[], object]) -> int:
     ],
     ids=["numbers", "messages", "parts", "strings"],
 )
-def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) -> None:
+def test_too_large_body_takes_no_more_memory_than_its_bytes(array: bytes) -> None:
     many = call(b'{"messages":' + array + b"}")
     assert contents_of(many, "chat") is None
     assert contents_of(call(b'{"prompt":' + array + b"}"), "completions") is None
@@ -92,8 +92,8 @@ def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) 
 
 
 @pytest.mark.parametrize("field", ["tools", "functions"])
-def test_tools_that_are_far_too_much_are_refused(field: str) -> None:
-    """Not weighed, they would be billed beyond what is held for them."""
+def test_too_large_tools_are_refused(field: str) -> None:
+    """Tools that are not counted would be billed beyond the reservation."""
     many = b'[{"name":"f","parameters":{"enum":[' + b"{}," * 200_001 + b"1]}}]"
     with pytest.raises(InvalidRequest, match="more than 200,000 objects") as refused:
         contents_of(call(b'{"messages":[],"%b":%b}' % (field.encode(), many)), "chat")
@@ -101,13 +101,13 @@ def test_tools_that_are_far_too_much_are_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["documents", "prediction"])
-def test_a_field_beside_the_messages_may_be_far_too_much_as_well(field: str) -> None:
-    """What is weighed of it would have to be built, and all other calls would wait meanwhile."""
+def test_other_fields_can_be_too_large_as_well(field: str) -> None:
+    """Counting its tokens would require parsing it, which would delay all other calls."""
     many = b"[" + b"[]," * 1_000_001 + b"1]"
     body = call(b'{"messages":[{"role":"user","content":"x"}],"%b":%b}' % (field.encode(), many))
     assert contents_of(body, "chat") is None
     marked = call(b'{"messages":[{"role":"user","content":"x","x_gateway":{}}],"%b":%b}' % (field.encode(), many))
-    with pytest.raises(InvalidRequest, match="x_gateway cannot be heeded"):
+    with pytest.raises(InvalidRequest, match="x_gateway cannot be applied"):
         contents_of(marked, "chat")
     assert contents_of(call(b'{"prompt":"a \\"x_gateway\\"","%b":%b}' % (field.encode(), many)), "completions") is None
 
@@ -115,12 +115,12 @@ def test_a_field_beside_the_messages_may_be_far_too_much_as_well(field: str) -> 
 @pytest.mark.parametrize(
     "text", ["a," * 1_500_000, '{"a": 1}, ' * 250_000, "\\\\{," * 300_000], ids=["table", "JSON", "odd"]
 )
-def test_a_long_text_with_many_commas_and_braces_is_looked_into(text: str) -> None:
+def test_long_text_with_many_commas_and_braces_is_parsed(text: str) -> None:
     found = contents({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "x"}]})
     assert [json.loads(raw)["content"] for raw in found.messages or ()] == [text, "x"]
 
 
-def test_a_clients_mark_is_taken_out_and_everything_else_keeps_its_bytes() -> None:
+def test_client_mark_is_removed_and_all_other_bytes_kept() -> None:
     body = (
         b'{"messages": [{"role":"user","x_gateway":{"priority":2},"content":"caf\\u00e9", "n": 1.50},'
         b'{"role":"assistant","content":"say \\"x_gateway\\" twice"}]}'
@@ -145,9 +145,7 @@ def test_a_clients_mark_is_taken_out_and_everything_else_keeps_its_bytes() -> No
         ("pinned", [0], "pinned"),
     ],
 )
-def test_a_message_is_kept_for_the_highest_that_it_or_a_part_of_it_says(
-    own: object, parts: list[object], kept: Any
-) -> None:
+def test_message_has_the_highest_priority_of_itself_and_its_parts(own: object, parts: list[object], kept: Any) -> None:
     def marked(fields: dict[str, Any], priority: object) -> dict[str, Any]:
         return fields if priority is None else {**fields, "x_gateway": {"priority": priority}}
 
@@ -159,24 +157,24 @@ def test_a_message_is_kept_for_the_highest_that_it_or_a_part_of_it_says(
     assert found.priorities == ({} if kept == "pinned" else {0: kept})
 
 
-def test_a_mark_of_a_part_that_means_nothing_is_refused_by_its_place() -> None:
+def test_invalid_mark_of_a_part_is_refused_with_its_place() -> None:
     part = {"type": "text", "text": "x", "x_gateway": {"priority": -1}}
     with pytest.raises(InvalidRequest) as refused:
         contents({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]})
     assert refused.value.param == "messages[0].content[1].x_gateway.priority"
 
 
-def test_what_a_tool_is_called_with_is_no_mark() -> None:
+def test_tool_arguments_are_not_marks() -> None:
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {"x_gateway": {"priority": 3}}}
     assert not contents({"messages": [{"role": "assistant", "content": [call, "x_gateway", 1]}]}, "messages").marked
 
 
-def test_a_pinned_message_is_told() -> None:
+def test_pinned_message_is_reported() -> None:
     found = contents({"messages": [{"role": "user", "x_gateway": {"priority": "pinned"}}]})
     assert (found.pinned, found.priorities, found.marked) == (frozenset({0}), {}, True)
 
 
-def test_words_about_the_mark_are_no_mark() -> None:
+def test_text_that_mentions_the_mark_is_not_a_mark() -> None:
     body = {"messages": [{"role": "user", "content": '"x_gateway"', "name": "x_gateway"}, ["x_gateway"]]}
     found = contents(body)
     assert not found.marked
@@ -188,21 +186,21 @@ def test_words_about_the_mark_are_no_mark() -> None:
     [1, "high", {"prio": 1}, {"priority": -1}, {"priority": 101}, {"priority": True}, {"priority": "first"},
      {"priority": None}, {"priority": [1]}, {"priority": 10**350}],
 )  # fmt: skip
-def test_a_mark_that_means_nothing_is_refused_by_its_place(mark: Any) -> None:
+def test_invalid_mark_is_refused_with_its_place(mark: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         contents({"messages": [{"role": "user"}, {"role": "user", "x_gateway": mark}]})
     assert "messages[1].x_gateway" in refused.value.message
     assert str(refused.value.param).startswith("messages[1].x_gateway")
 
 
-def test_a_mark_too_long_to_mean_anything_is_not_built() -> None:
+def test_too_long_mark_is_not_decoded() -> None:
     mark = {"priority": 1, "why": "x" * 1_000}
     with pytest.raises(InvalidRequest, match=r'"messages\[0\].x_gateway" has 1,0\d\d bytes; it may have 1,024'):
         contents({"messages": [{"role": "user", "x_gateway": mark}]})
 
 
 @pytest.mark.parametrize(("wire", "field"), [("messages", "messages"), ("responses", "input")])
-def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> None:
+def test_messages_of_other_formats_can_be_marked(wire: Wire, field: str) -> None:
     found = contents({field: [{"role": "user", "content": "x", "x_gateway": {"priority": 3}}]}, wire)
     assert found.priorities == {0: 3.0}
     assert found.messages == (b'{"role":"user","content":"x"}',)
@@ -218,7 +216,7 @@ def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> N
     st.lists(st.integers(1, 12), max_size=4),
     st.tuples(st.integers(0, 11), st.integers(0, 11)).map(sorted),
 )
-def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginning(
+def test_messages_and_bounds_are_the_same_with_any_cached_prefix(
     rest: list[bytes], comma: bytes, ends: list[int], some: list[int]
 ) -> None:
     everything = [json.dumps({"role": "system", "content": "long " * 1000}).encode(), *rest]
@@ -232,6 +230,6 @@ def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginni
         assert found.messages == tuple(everything[:end])
         plains = tuple(plain(raw) for raw in everything[:end])
         settled = plains[:-1] if found.fresh else plains
-        begun = CachedPrefix(found.settled, found.bounds, keys_of(settled), "", MessageSums())
-        assert begun.messages == settled
-        known.keep("chat", begun, instead_of=found.start)
+        cached_prefix = CachedPrefix(found.settled, found.bounds, keys_of(settled), "", MessageSums())
+        assert cached_prefix.messages == settled
+        known.keep("chat", cached_prefix, instead_of=found.start)

@@ -1,4 +1,4 @@
-"""Which path speaks which format, and which one is charged."""
+"""The format of each path, and which paths are charged."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("method", "path"), TABLE)
-def test_a_path_is_metered_and_estimated_as_the_table_says(method: str, path: str) -> None:
-    found = endpoint(method, path)
-    assert (found.operation, found.metered, found.estimated, found.anthropic) == TABLE[method, path]
+def test_path_is_metered_and_estimated_as_in_the_table(method: str, path: str) -> None:
+    result = endpoint(method, path)
+    assert (result.operation, result.metered, result.estimated, result.anthropic) == TABLE[method, path]
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_path_is_metered_and_estimated_as_the_table_says(method: str, path: st
         *((path, False) for path in ("chatkit/sessions/s_1/cancel", "realtime/calls/c_1/hangup", "agents/completions")),
     ],
 )
-def test_what_is_billed_after_its_answer_is_known(path: str, deferred: bool) -> None:
+def test_deferred_work_is_recognized(path: str, deferred: bool) -> None:
     assert endpoint("POST", path).deferred is deferred
     assert not endpoint("GET", path).deferred
 
 
 @pytest.mark.parametrize("path", ["Chat/Completions", "RESPONSES", "messages/", "Embeddings"])
-def test_a_path_is_known_however_its_letters_are_written(path: str) -> None:
+def test_path_is_recognized_in_any_case(path: str) -> None:
     assert endpoint("POST", path) == endpoint("POST", path.lower().rstrip("/"))
     assert endpoint("POST", path).estimated
 
@@ -135,11 +135,11 @@ DIALECTS = {
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-def test_a_call_of_a_known_api_has_its_dialect_and_any_other_method_on_its_path_none(path: str) -> None:
+def test_only_post_on_a_known_path_has_its_dialect(path: str) -> None:
     dialect, wire = DIALECTS[path]
-    found = endpoint("POST", path)
-    assert (type(found.dialect), found.wire) == (dialect, wire)
-    assert endpoint("POST", path + "/").dialect is found.dialect
+    result = endpoint("POST", path)
+    assert (type(result.dialect), result.wire) == (dialect, wire)
+    assert endpoint("POST", path + "/").dialect is result.dialect
     for other in (endpoint("GET", path), endpoint("DELETE", path), endpoint("POST", path + "/x")):
         assert (type(other.dialect), other.wire) == (PassThrough, None)
 
@@ -148,24 +148,24 @@ def test_a_call_of_a_known_api_has_its_dialect_and_any_other_method_on_its_path_
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"\xef\xbb\xbf{}", b'{"model":7}', b'{"model":"a","model":"a"}', b"\xff\xfe{\x00"]
 )
-def test_what_is_charged_by_what_it_says_is_refused_where_it_cannot_be_read(path: str, body: bytes) -> None:
+def test_unreadable_embeddings_request_is_refused(path: str, body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         endpoint("POST", path).dialect.read(body)
 
 
-def test_a_client_that_says_it_speaks_anthropics_api_is_believed_on_any_other_path() -> None:
+def test_anthropic_headers_select_anthropic_errors_on_other_paths() -> None:
     assert endpoint("GET", "models", anthropic=True).anthropic
     assert not endpoint("POST", "chat/completions", anthropic=True).anthropic
 
 
 def test_nothing_is_estimated_that_is_not_metered() -> None:
     for method, path in TABLE:
-        found = endpoint(method, path)
-        assert found.metered or not found.estimated
+        result = endpoint(method, path)
+        assert result.metered or not result.estimated
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "completions", "embeddings"])
-def test_what_asks_for_an_answer_is_a_call_by_whatever_method(path: str) -> None:
+def test_request_for_a_response_is_a_call_with_any_method(path: str) -> None:
     for method in ("POST", "PUT", "PATCH", "QUERY"):
         assert endpoint(method, path) is endpoint("POST", path)
     for method in ("GET", "HEAD", "OPTIONS", "DELETE"):
@@ -181,7 +181,7 @@ MODEL_PATHS = ("chat/completions", "completions", "responses", "messages", "embe
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "QUERY"])
 @pytest.mark.parametrize("suffix", ["x", "x/y", "count_tokens", "x/input_tokens", "chat/completions"])
 @pytest.mark.parametrize("path", MODEL_PATHS)
-def test_what_asks_for_an_answer_below_the_path_of_a_model_is_metered(path: str, suffix: str, method: str) -> None:
+def test_request_for_a_response_below_a_model_path_is_metered(path: str, suffix: str, method: str) -> None:
     if f"{path}/{suffix}" == "messages/count_tokens":
         return
     for body in (
@@ -192,13 +192,13 @@ def test_what_asks_for_an_answer_below_the_path_of_a_model_is_metered(path: str,
         b"[]",
     ):
         for written in (f"{path}/{suffix}", f"{path.upper()}/{suffix}/"):
-            found = endpoint(method, written, body=body)
-            assert (found.metered, found.estimated) == (True, True), body
+            result = endpoint(method, written, body=body)
+            assert (result.metered, result.estimated) == (True, True), body
 
 
 @pytest.mark.parametrize("path", ["chat/completions/chatcmpl-1", "responses/resp_1/cancel"])
 @pytest.mark.parametrize("body", [b"", b" \r\n", b"{}", b'{"metadata":{"input":"x"}}'])
-def test_what_says_something_of_an_earlier_answer_is_not(path: str, body: bytes) -> None:
+def test_request_about_an_earlier_response_is_not_metered(path: str, body: bytes) -> None:
     assert not endpoint("POST", path, body=body).metered
 
 
@@ -206,29 +206,29 @@ def test_what_says_something_of_an_earlier_answer_is_not(path: str, body: bytes)
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b'{"inputs":"hi"}', b'{"items":[],"inputs":"hi"}', b'{"metadata":{},"metadata":{}}']
 )
-def test_what_may_go_on_with_a_conversation_is_a_call(path: str, body: bytes) -> None:
-    found = endpoint("POST", path, body=body)
-    assert (found.metered, found.estimated, found.deferred) == (True, True, False)
+def test_request_that_may_continue_a_conversation_is_a_call(path: str, body: bytes) -> None:
+    result = endpoint("POST", path, body=body)
+    assert (result.metered, result.estimated, result.deferred) == (True, True, False)
 
 
 @pytest.mark.parametrize("body", [b'{"metadata":{"a":"b"}}', b'{"items":[{"type":"message","content":"hi"}]}'])
-def test_what_only_adds_to_a_kept_conversation_is_none(body: bytes) -> None:
+def test_adding_to_a_stored_conversation_is_not_a_call(body: bytes) -> None:
     assert not endpoint("POST", "conversations/conv_1", body=body).metered
     assert not endpoint("POST", "conversations/conv_1/items", body=body).metered
     assert endpoint("POST", "conversations/conv_1/restart", body=body).metered
 
 
-def test_what_ends_work_that_was_begun_ends_it_only_where_it_asks_for_nothing() -> None:
+def test_ending_started_work_is_free_only_without_a_request() -> None:
     for path in ("async/chat/completions/cancel", "batches/b_1/cancel"):
         assert not endpoint("POST", path, body=b'{"metadata":{}}').metered
-        found = endpoint("POST", path, body=b'{"model":"m","messages":[]}')
-        assert (found.metered, found.deferred) == (True, True)
+        result = endpoint("POST", path, body=b'{"model":"m","messages":[]}')
+        assert (result.metered, result.deferred) == (True, True)
 
 
 @pytest.mark.parametrize(
     ("path", "field"), [("messages/count_tokens", "messages"), ("responses/input_tokens", "input")]
 )
-def test_marks_of_messages_are_not_sent_to_be_counted(path: str, field: str) -> None:
+def test_client_marks_are_removed_before_provider_counting(path: str, field: str) -> None:
     mark = {"x_gateway": {"priority": "pinned"}}
     message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
     marked = {**message, "content": [{**message["content"][0], **mark}], **mark}
@@ -247,7 +247,7 @@ def test_marks_of_messages_are_not_sent_to_be_counted(path: str, field: str) -> 
 
 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])
-def test_what_only_counts_is_free(path: str) -> None:
+def test_token_counting_is_free(path: str) -> None:
     assert not endpoint("POST", path, body=b'{"model":"m","messages":[]}').metered
     for method in ("PUT", "PATCH", "QUERY"):
         assert endpoint(method, path, body=b'{"model":"m","messages":[]}').metered
@@ -255,39 +255,39 @@ def test_what_only_counts_is_free(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["files", "files/f", "images/generations", "models", "x", "vector_stores/v"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
-def test_a_body_is_refused_with_methods_that_have_none(method: str, path: str) -> None:
-    found = endpoint(method, path, body=b'{"model":"m"}')
-    assert not found.metered
-    assert found.dialect.read(b"").fields == {}
+def test_body_is_refused_with_methods_without_body(method: str, path: str) -> None:
+    result = endpoint(method, path, body=b'{"model":"m"}')
+    assert not result.metered
+    assert result.dialect.read(b"").fields == {}
     with pytest.raises(InvalidRequest, match="POST"):
-        found.dialect.read(b'{"model":"m"}')
+        result.dialect.read(b'{"model":"m"}')
 
 
 @pytest.mark.parametrize(
     ("path", "estimated"), [("images/generations", True), ("x", True), ("files/f", False), ("vector_stores/v", False)]
 )
-def test_delete_is_metered_where_it_has_a_body(path: str, estimated: bool) -> None:
+def test_delete_with_a_body_is_metered(path: str, estimated: bool) -> None:
     body = b'{"model":"m"}'
-    found = endpoint("DELETE", path, body=body)
-    assert (found.metered, found.estimated) == (True, estimated)
-    assert found.dialect.read(body).model == "m"
+    result = endpoint("DELETE", path, body=body)
+    assert (result.metered, result.estimated) == (True, estimated)
+    assert result.dialect.read(body).model == "m"
     assert not endpoint("DELETE", path, body=b" \r\n").metered
 
 
 @pytest.mark.parametrize("body", [b'{"metadata":{"a":"b"}}', b"{}", b""])
-def test_a_note_on_a_run_is_free_and_anything_else_is_not(body: bytes) -> None:
+def test_changing_the_metadata_of_a_run_is_free_and_other_requests_are_not(body: bytes) -> None:
     assert not endpoint("POST", "threads/t_1/runs/r_1", body=body).metered
     assert endpoint("POST", "threads/t_1/runs/r_1", body=b'{"model":"m","messages":[]}').metered
 
 
 @pytest.mark.parametrize("path", MODEL_PATHS)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
-def test_a_request_that_has_no_body_has_none_below_the_path_of_a_model_either(method: str, path: str) -> None:
-    found = endpoint(method, f"{path}/x")
-    assert not found.metered
-    found.dialect.read(b"")
+def test_methods_without_body_have_none_below_a_model_path(method: str, path: str) -> None:
+    result = endpoint(method, f"{path}/x")
+    assert not result.metered
+    result.dialect.read(b"")
     with pytest.raises(InvalidRequest):
-        found.dialect.read(b'{"model":"m"}')
+        result.dialect.read(b'{"model":"m"}')
 
 
 @pytest.mark.parametrize(
@@ -304,10 +304,10 @@ def test_a_request_that_has_no_body_has_none_below_the_path_of_a_model_either(me
         ("POST", "responses", None),
     ],
 )
-def test_which_paths_fetch_an_earlier_answer(method: str, path: str, fetched: str | None) -> None:
-    found = endpoint(method, path)
-    assert found.fetches == fetched
-    assert not (found.metered and fetched)
+def test_paths_that_fetch_an_earlier_response(method: str, path: str, fetched: str | None) -> None:
+    result = endpoint(method, path)
+    assert result.fetches == fetched
+    assert not (result.metered and fetched)
 
 
 @pytest.mark.parametrize(
@@ -326,15 +326,15 @@ def test_which_paths_fetch_an_earlier_answer(method: str, path: str, fetched: st
         ("GET", "chat/completions/chatcmpl-1", None),
     ],
 )
-def test_which_paths_are_about_an_earlier_answer(method: str, path: str, about: str | None) -> None:
+def test_paths_about_an_earlier_response(method: str, path: str, about: str | None) -> None:
     assert endpoint(method, path).about == about
 
 
-def test_which_calls_may_go_on_from_an_earlier_answer() -> None:
+def test_calls_that_may_continue_an_earlier_response() -> None:
     paths = ["responses", "responses/compact", "responses/input_tokens", "chat/completions", "messages", "embeddings"]
     assert [path for path in paths if endpoint("POST", path).may_go_on] == paths[:3]
 
 
-def test_a_cancel_that_asks_for_an_answer_is_a_call() -> None:
-    found = endpoint("POST", "responses/resp_1/cancel", body=b'{"model": "m", "input": "hi"}')
-    assert (found.metered, found.fetches) == (True, None)
+def test_cancel_that_asks_for_a_response_is_a_call() -> None:
+    result = endpoint("POST", "responses/resp_1/cancel", body=b'{"model": "m", "input": "hi"}')
+    assert (result.metered, result.fetches) == (True, None)

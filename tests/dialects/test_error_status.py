@@ -1,4 +1,4 @@
-"""The status of an error that came within a stream."""
+"""The status of an error inside a stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gateway.dialects.error_status import plain, status_of
         ([], 502),
     ],
 )
-def test_an_error_has_the_status_that_it_would_have_had_by_itself(said: Any, status: int) -> None:
+def test_stream_error_has_the_status_of_a_separate_response(said: Any, status: int) -> None:
     assert status_of(json.dumps(said).encode()) == status
 
 
@@ -45,11 +45,11 @@ def test_an_error_of_the_gateway_has_its_own_status(kind: type[GatewayError]) ->
     assert status_of(openai_errors.body(fault)) == kind.status
 
 
-def test_what_cannot_be_read_has_one_too() -> None:
+def test_unreadable_error_has_a_status() -> None:
     assert status_of(b"<html>") == 502
 
 
-def test_the_error_of_a_response_is_taken_out_of_it() -> None:
+def test_error_is_unwrapped_from_its_response() -> None:
     said = json.dumps({"type": "response.failed", "response": {"error": {"code": "c"}}}).encode()
     assert json.loads(plain(said)) == {"error": {"code": "c"}}
     assert plain(b"{}") == b"{}"

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from gateway.dialects.error_text import parsed, said_in
+from gateway.dialects.error_text import messages_in, parsed
 
 
 def texts(body: object) -> list[str]:
-    return [said.text for said in said_in(json.dumps(body).encode()) if said.text]
+    return [said.text for said in messages_in(json.dumps(body).encode()) if said.text]
 
 
 def test_the_messages_of_an_error_are_read_wherever_hosts_put_them() -> None:
@@ -17,20 +17,20 @@ def test_the_messages_of_an_error_are_read_wherever_hosts_put_them() -> None:
         "p",
         "a",
     ]
-    assert [said.text for said in said_in(b"\xef\xbb\xbf  plain words")] == ["plain words"]
+    assert [said.text for said in messages_in(b"\xef\xbb\xbf  plain words")] == ["plain words"]
 
 
-def test_labels_before_a_message_are_told_from_its_words() -> None:
+def test_labels_are_separated_from_the_message() -> None:
     said = next(
-        said_in(b"litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': 'too long'}}")
+        messages_in(b"litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': 'too long'}}")
     )
     assert said.text.startswith("too long")
     assert "BadRequestError" in said.labels
 
 
-def test_each_message_comes_with_the_fields_beside_it_and_an_object_ends_without_words() -> None:
-    found = list(said_in(json.dumps({"error": {"message": "a", "param": "p"}}).encode()))
-    assert [(said.text, said.fields.get("param")) for said in found] == [("a", "p"), ("", "p"), ("", None)]
+def test_messages_have_their_fields_and_each_object_ends_with_an_empty_text() -> None:
+    result = list(messages_in(json.dumps({"error": {"message": "a", "param": "p"}}).encode()))
+    assert [(said.text, said.fields.get("param")) for said in result] == [("a", "p"), ("", "p"), ("", None)]
 
 
 def test_only_whole_json_is_parsed() -> None:

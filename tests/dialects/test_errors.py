@@ -1,4 +1,4 @@
-"""Errors in the shape the official SDKs read."""
+"""Errors in the form that the official SDKs read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_anthropic_error_has_type_message_code_and_request_id(fault: GatewayE
     }
 
 
-def test_details_stand_beside_the_message() -> None:
+def test_details_are_next_to_the_message() -> None:
     fault = BudgetBusy("wrong", {"limit": 5})
     for body in (openai_errors.body(fault), anthropic_errors.body(fault, "r")):
         assert json.loads(body)["error"]["budget"] == {"limit": 5}
@@ -48,7 +48,7 @@ def test_details_stand_beside_the_message() -> None:
 
 
 @pytest.mark.parametrize("dialect", [CHAT, Completions(), OpenAIResponses(), PassThrough("x")], ids=name_of)
-def test_each_dialect_of_openai_speaks_its_clients_language(dialect: Dialect) -> None:
+def test_openai_dialects_use_the_openai_error_form(dialect: Dialect) -> None:
     assert dialect.error(FAULTS[0], "r") == openai_errors.body(FAULTS[0])
 
 
@@ -56,7 +56,7 @@ ANTHROPIC = [AnthropicMessages(), PassThrough("x", anthropic=True)]
 
 
 @pytest.mark.parametrize("dialect", ANTHROPIC, ids=name_of)
-def test_each_dialect_of_anthropic_speaks_its_clients_language(dialect: Dialect) -> None:
+def test_anthropic_dialects_use_the_anthropic_error_form(dialect: Dialect) -> None:
     assert dialect.error(FAULTS[0], "r") == anthropic_errors.body(FAULTS[0], "r")
 
 
@@ -76,14 +76,14 @@ def test_an_error_in_a_stream_of_named_events_names_its_event(dialect: Dialect) 
     assert name == b"event: error"
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 3
-    told = json.loads(data[6:])
-    assert (told["type"], told["error"]["message"]) == ("error", NASTY.message)
+    event = json.loads(data[6:])
+    assert (event["type"], event["error"]["message"]) == ("error", NASTY.message)
 
 
-def test_an_error_in_a_responses_stream_stands_where_the_documents_and_where_the_sdk_look() -> None:
+def test_responses_error_event_has_the_documented_and_the_sdk_fields() -> None:
     fault = FAULTS[0]
-    told = json.loads(OpenAIResponses().error_event(fault, "r", 7).partition(b"data: ")[2])
-    assert told == {
+    event = json.loads(OpenAIResponses().error_event(fault, "r", 7).partition(b"data: ")[2])
+    assert event == {
         "type": "error", "code": fault.code, "message": fault.message, "param": fault.param, "sequence_number": 7,
         "error": {"type": fault.openai_type, "code": fault.code, "message": fault.message, "param": fault.param},
     }  # fmt: skip

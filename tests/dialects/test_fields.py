@@ -9,7 +9,7 @@ from gateway.dialects.fields import read_fields, without_session_id, write_field
 
 
 def body(text: str) -> bytes:
-    """One whose message says this JSON text."""
+    """Return a body with a message that has this JSON text."""
     return b'{"model":"m","messages":[{"role":"user","content":"' + text.encode() + b'"}]}'
 
 
@@ -25,9 +25,9 @@ def body(text: str) -> bytes:
         (r"\ud83d\n", r"\ud83d"),
     ],
 )
-def test_half_a_character_is_named_with_what_to_do(text: str, half: str) -> None:
+def test_lone_surrogate_is_refused_with_a_remedy(text: str, half: str) -> None:
     raw = body(text)
-    json.loads(raw)  # the standard library takes it
+    json.loads(raw)  # the standard library accepts it
     with pytest.raises(InvalidRequest) as refused:
         read_fields(raw)
     message = refused.value.message
@@ -46,7 +46,7 @@ def test_whole_characters_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b'{"a":', b'{"a":"\\\\ud83d"', b'{"a":"\\ud83d\\ude00"', b"no json"])
-def test_what_is_broken_otherwise_is_told_otherwise(raw: bytes) -> None:
+def test_other_invalid_json_has_another_message(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="is not valid JSON"):
         read_fields(raw)
 
@@ -61,9 +61,7 @@ def test_what_is_broken_otherwise_is_told_otherwise(raw: bytes) -> None:
         ({"metadata": 7, "prompt_cache_key": "k"}, True, {"metadata": 7, "prompt_cache_key": "k"}),
     ],
 )
-def test_a_session_id_is_left_out_and_nothing_else(
-    body: dict[str, object], left: dict[str, object], *, in_metadata: bool
-) -> None:
+def test_only_the_session_id_is_removed(body: dict[str, object], left: dict[str, object], *, in_metadata: bool) -> None:
     fields = read_fields(json.dumps(body).encode())
     assert json.loads(write_fields(fields, without_session_id(fields, in_metadata=in_metadata))) == left
 
@@ -73,7 +71,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize("at", [9, MIB - 1, MIB, MIB + 1, 2 * MIB - 2, 3 * MIB - 3])
 @pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82x", b"\xf0\x9f\x98", b"\xc3"])
-def test_the_first_byte_that_is_not_utf_8_is_named_wherever_it_stands(at: int, bad: bytes) -> None:
+def test_first_invalid_utf_8_byte_is_named(at: int, bad: bytes) -> None:
     start = b'{"a": "' + "é".encode()
     body = start + b"x" * (at - len(start)) + bad + b"y" * MIB
     with pytest.raises(InvalidRequest, match=rf"\(byte {at}\)"):
@@ -82,7 +80,7 @@ def test_the_first_byte_that_is_not_utf_8_is_named_wherever_it_stands(at: int, b
         read_fields(body[: at + len(bad)].removesuffix(b"x"))
 
 
-def test_characters_that_lie_across_what_is_checked_at_once_are_characters() -> None:
+def test_characters_across_check_blocks_are_valid() -> None:
     for shift in range(4):
         text = "x" * shift + "😀" * (MIB // 2)
         assert bytes(read_fields(b'{"a":"' + text.encode() + b'"}')["a"]) == b'"' + text.encode() + b'"'

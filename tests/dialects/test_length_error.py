@@ -27,7 +27,7 @@ def anthropic(message: str) -> dict[str, object]:
 
 
 def server(message: str) -> dict[str, object]:
-    """As vLLM and SGLang answer."""
+    """Return a response as vLLM and SGLang send it."""
     return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
 
 
@@ -36,7 +36,7 @@ def read(body: object, status: int = 400) -> LengthError | None:
     return length_error(status, data)
 
 
-#: a limit, what was asked for, an answer, and whether the limit is of the input alone
+#: limit, requested tokens, output tokens, and whether the limit is of the input alone
 Numbers = tuple[int | None, int | None, int | None] | tuple[int, int | None, int | None, bool]
 OF_INPUT: Final = True
 # fmt: off
@@ -341,7 +341,7 @@ REFUSALS: list[tuple[str, int, object, Numbers]] = [
      (16385, 29429, None)),
     ("a kind of error that says it, with words that are not known", 400, openai(
         "litellm.ContextWindowExceededError: SomeException - zu lang", "400", None), (None, None, None)),
-    # --- in words that are not known one by one
+    # --- in unknown wording
     ("langgenius/dify#19394, SiliconFlow", 400, {
         "code": 20015, "message": "length of prompt_tokens (12000) must be less than max_seq_len (6000).", "data": None},
      (6000, 12000, None)),
@@ -364,9 +364,7 @@ REFUSALS: list[tuple[str, int, object, Numbers]] = [
 
 
 @pytest.mark.parametrize(("source", "status", "body", "numbers"), REFUSALS, ids=[row[0] for row in REFUSALS])
-def test_reads_what_a_provider_says_of_the_length_it_refuses(
-    source: str, status: int, body: object, numbers: Numbers
-) -> None:
+def test_length_error_is_read(source: str, status: int, body: object, numbers: Numbers) -> None:
     assert read(body, status) == LengthError(*numbers)
 
 
@@ -393,7 +391,7 @@ OTHERS: list[tuple[str, int, object]] = [
                            "insufficient_quota", "insufficient_quota")),
     ("Anthropic", 400, anthropic("Your credit balance is too low to access the Anthropic API.")),
     ("MoonshotAI/Kimi-K2#5", 403, openai("Your account is not active, organization exceeded current quota")),
-    # --- an answer that may not be so long
+    # --- output that may not be as long
     ("ChatGPTNextWeb/NextChat#3195", 400, openai(
         "max_tokens is too large: 8192. This model supports at most 4096 completion tokens, whereas you provided 8192.")),
     ("anthropics/claude-code#11302", 400, anthropic(
@@ -410,13 +408,13 @@ OTHERS: list[tuple[str, int, object]] = [
         "Invalid max_tokens value, the valid range of max_tokens is [1, 8192]")),
     ("huggingface/transformers#28523, TGI", 422, {
         "error": "Input validation error: `max_new_tokens` must be <= 192. Given: 200", "error_type": "validation"}),
-    # --- words that are nearly those of a refusal for length
+    # --- sentences that are similar to a length error
     ("SiliconFlow, of an output", 400, {
         "code": 20015, "message": "max_tokens (16384) must be less than max_seq_len (8192).", "data": None}),
     ("quoted", 400, openai("'the prompt is longer than 8 tokens' exceeds the maximum of tokens")),
     ("another word", 400, openai("The tool prompt exceeds the maximum of 8 tokens")),
     ("a rate", 400, openai("The number of tokens exceeds the maximum of 8 tokens per request")),
-    # --- bytes, characters, pictures
+    # --- bytes, characters, images
     ("anthropics/claude-code#10314", 413, {"error": {
         "type": "request_too_large", "message": "Request exceeds the maximum size"}}),
     ("nginx", 413, b"<html>\r\n<head><title>413 Request Entity Too Large</title></head>\r\n<body>prompt is too long</body>"),
@@ -434,7 +432,7 @@ OTHERS: list[tuple[str, int, object]] = [
     ("llama.cpp, embeddings", 500, {"error": {
         "code": 500, "type": "server_error",
         "message": "input is too large to process. increase the physical batch size"}}),
-    # --- the request's own words, or ours
+    # --- text of the request, or of the gateway
     ("OpenAI", 400, openai(f"Invalid value: '{WINDOW}'. Supported values are: 'auto'.")),
     ("OpenAI", 404, openai(f"The model `{WINDOW}` does not exist", "model_not_found")),
     ("OpenAI, should it answer 400", 400, openai(f"The model `{LONG}` does not exist", "model_not_found")),
@@ -451,7 +449,7 @@ OTHERS: list[tuple[str, int, object]] = [
         'litellm.BadRequestError: BedrockException - {"message":"messages.32.content: Conversation blocks and tool result '
         'blocks cannot be provided in the same turn."}\nError doing the fallback: litellm.BadRequestError: '
         f'litellm.ContextWindowExceededError: AnthropicError - {{"message":"{LONG}"}}', "400", None)),
-    # --- other statuses, and answers
+    # --- other statuses, and responses
     ("success", 200, openai(WINDOW, "context_length_exceeded")),
     ("a rate however it is worded", 429, openai(WINDOW, "context_length_exceeded")),
     ("unavailable", 503, openai(LONG)),
@@ -465,16 +463,16 @@ OTHERS: list[tuple[str, int, object]] = [
 
 
 @pytest.mark.parametrize(("source", "status", "body"), OTHERS, ids=[row[0] for row in OTHERS])
-def test_what_is_refused_for_another_reason_is_no_length_error(source: str, status: int, body: object) -> None:
+def test_error_with_another_reason_is_not_a_length_error(source: str, status: int, body: object) -> None:
     assert read(body, status) is None
 
 
-def test_a_body_that_is_cut_is_read_as_far_as_it_goes() -> None:
+def test_incomplete_body_is_read_partly() -> None:
     whole = json.dumps(openai(WINDOW + "x" * 100_000)).encode()
     assert length_error(400, whole) == length_error(400, whole[:300]) == LengthError(8, 9)
 
 
-def test_a_field_is_taken_for_a_number_only_where_it_is_one() -> None:
+def test_only_numeric_fields_are_read_as_numbers() -> None:
     def llama(**numbers: object) -> dict[str, object]:
         return {"error": {"type": "exceed_context_size_error", **numbers}}
 
@@ -487,7 +485,7 @@ def test_a_field_is_taken_for_a_number_only_where_it_is_one() -> None:
     assert read(openai(f"prompt is too long: {'9' * 5000} tokens > 8 maximum")) == LengthError()
 
 
-def test_errors_in_errors_are_read_a_few_deep() -> None:
+def test_nested_errors_are_read_to_a_limited_depth() -> None:
     body: object = openai(LONG)
     for _ in range(3):
         body = openai(json.dumps(body))
@@ -517,7 +515,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_no_body_raises_or_takes_long(body: bytes) -> None:
-    # Once takes a millisecond at most; a second, if every beginning of the body were tried with every end.
+    # One pass takes a millisecond at most. Trying every start with every end of the body would take a second.
     with in_time():
         for _ in range(100):
             length_error(400, body)
@@ -531,7 +529,7 @@ def test_no_mutation_of_a_refusal_raises() -> None:
         for _ in range(chance.randint(1, 6)):
             start = chance.randrange(len(data))
             data[start : start + chance.randint(0, 9)] = chance.randbytes(chance.randint(0, 4))
-        found = length_error(400, bytes(data))
-        assert found is None or all(
-            number is None or number >= 0 for number in (found.limit, found.asked, found.output)
+        result = length_error(400, bytes(data))
+        assert result is None or all(
+            number is None or number >= 0 for number in (result.limit, result.asked, result.output)
         )

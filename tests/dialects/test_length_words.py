@@ -16,7 +16,7 @@ from gateway.dialects.length_words import Lengths, lengths_in
         ("The input of 10 tokens, 20 tokens and 30 tokens exceeds the maximum of 25 tokens", Lengths(25)),
     ],
 )
-def test_limits_and_lengths_are_told_by_terms_and_size(text: str, lengths: Lengths) -> None:
+def test_limits_and_lengths_are_distinguished_by_terms_and_size(text: str, lengths: Lengths) -> None:
     assert lengths_in(text) == lengths
 
 
@@ -33,5 +33,5 @@ def test_limits_and_lengths_are_told_by_terms_and_size(text: str, lengths: Lengt
         "Something else. The prompt exceeds the maximum of 8 tokens",
     ],
 )
-def test_other_sentences_say_nothing_of_a_length(text: str) -> None:
+def test_other_sentences_have_no_length(text: str) -> None:
     assert lengths_in(text) is None

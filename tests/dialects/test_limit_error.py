@@ -20,7 +20,7 @@ def read(body: object, status: int = 400) -> LimitRefusal | None:
     return limit_refusal(status, data)
 
 
-#: source, body, the limit that was sent, the limit to send
+#: source, body, the limit that was sent, the limit to send next
 # fmt: off
 TOO_LARGE: list[tuple[str, object, int, int]] = [
     ("diffbot/code-gpt-docs#284, OpenAI and Azure", openai(
@@ -160,34 +160,34 @@ OTHER: list[tuple[str, int, object]] = [
 
 @pytest.mark.parametrize(("source", "body", "sent", "most"), TOO_LARGE, ids=[row[0] for row in TOO_LARGE])
 def test_the_largest_output_limit_is_read_from_a_refusal(source: str, body: object, sent: int, most: int) -> None:
-    found = read(body)
-    assert found is not None
-    assert (found.most_below(sent), found.instead) == (most, "")
+    result = read(body)
+    assert result is not None
+    assert (result.most_below(sent), result.instead) == (most, "")
 
 
 @pytest.mark.parametrize(("source", "status", "body", "field"), NOT_TAKEN, ids=[row[0] for row in NOT_TAKEN])
-def test_the_field_that_is_taken_is_read_from_a_refusal(source: str, status: int, body: object, field: str) -> None:
-    found = read(body, status)
-    assert found is not None
-    assert (found.instead, found.numbers) == (field, ())
+def test_accepted_field_name_is_read_from_a_refusal(source: str, status: int, body: object, field: str) -> None:
+    result = read(body, status)
+    assert result is not None
+    assert (result.instead, result.numbers) == (field, ())
 
 
 @pytest.mark.parametrize(("source", "status", "body"), OTHER, ids=[row[0] for row in OTHER])
-def test_what_is_refused_for_another_reason_changes_no_output_limit(source: str, status: int, body: object) -> None:
+def test_refusal_for_another_reason_does_not_change_the_output_limit(source: str, status: int, body: object) -> None:
     assert read(body, status) is None
 
 
 @pytest.mark.parametrize(("source", "status", "body"), [row[:3] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
-def test_a_refusal_for_length_is_none_of_an_output_limit(source: str, status: int, body: object) -> None:
+def test_length_error_is_not_an_output_limit_error(source: str, status: int, body: object) -> None:
     assert read(body, status) is None
 
 
-def test_a_number_that_is_not_below_what_was_sent_is_no_limit() -> None:
+def test_number_not_below_the_sent_limit_is_not_a_limit() -> None:
     assert LimitRefusal((8192, 4096)).most_below(4096) is None
     assert LimitRefusal((1, 0)).most_below(5) is None
 
 
-def test_a_rule_is_changed_once_for_the_field_and_by_smaller_numbers() -> None:
+def test_rule_changes_the_field_once_and_the_number_downwards() -> None:
     named = AS_USUAL.after(LimitRefusal(instead="max_tokens"), 900)
     assert named == OutputRule("max_tokens", None)
     assert named.after(LimitRefusal(instead="max_completion_tokens"), 900) is None
@@ -205,7 +205,7 @@ def test_no_body_raises_or_takes_long(body: bytes) -> None:
             limit_refusal(400, body)
 
 
-def test_other_refusals_are_none_of_an_output_limit() -> None:
+def test_other_refusals_are_not_output_limit_errors() -> None:
     for source, status, body in OTHERS:
-        found = read(body, status)
-        assert found is None or "max" in json.dumps(body if not isinstance(body, bytes) else ""), source
+        result = read(body, status)
+        assert result is None or "max" in json.dumps(body if not isinstance(body, bytes) else ""), source

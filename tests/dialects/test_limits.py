@@ -1,4 +1,4 @@
-"""How long an answer may be and how many are asked for, as each API says it."""
+"""Output limits and the number of responses that a request asks for, in each API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.dialects.limits import (
     least_output,
     output_limit,
     service_tier,
-    thinking_within,
+    thinking_budget,
     with_limit,
 )
 from tests.support.timing import calls_made
@@ -27,22 +27,22 @@ def fields(**values: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "number"),
+    ("requested", "number"),
     [
         ({}, 1),
         ({"n": 3}, 3),
         ({"n": 2, "best_of": 7}, 7),
         ({"n": 16_000}, 16_000),
         ({"n": 10**400}, 2**53),
-        # Some servers take these for numbers, so they are held as such.
+        # Some servers read these as numbers, so tokens are reserved accordingly.
         ({"n": "9"}, 9),
         ({"n": 5.0}, 5),
         ({"n": 2.5}, 3),
         *(({"n": nonsense}, 1) for nonsense in (None, -5, 0, True, "many", [5], "nan", "inf")),
     ],
 )
-def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: int) -> None:
-    assert answers_asked(fields(**asked), "chat") == number
+def test_number_of_responses_is_read_and_invalid_values_count_as_one(requested: dict[str, Any], number: int) -> None:
+    assert answers_asked(fields(**requested), "chat") == number
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: 
         ({"id": "p"}, 1),
     ],
 )
-def test_each_of_several_prompts_is_answered(prompt: object, number: int) -> None:
+def test_each_prompt_has_a_response(prompt: object, number: int) -> None:
     assert answers_asked(fields(prompt=prompt), "completions") == answers_asked(fields(prompt=prompt), None) == number
     assert answers_asked(fields(prompt=prompt, n=3), "completions") == 3 * number
     assert answers_asked(fields(prompt=prompt), "responses") == 1
 
 
-def test_prompts_without_number_are_counted_without_building_them() -> None:
+def test_many_prompts_are_counted_without_decoding() -> None:
     for piece in (b'"\\""', b"[15]"):
         many = {"prompt": b"[" + b",".join([piece] * 2_000_000) + b"]"}
         assert answers_asked(many, "completions") == 2_000_000
@@ -79,7 +79,7 @@ def test_prompts_without_number_are_counted_without_building_them() -> None:
         ("chat", {"max_completion_tokens": 20, "max_tokens": 10}, 20),
         ("chat", {"max_completion_tokens": 16, "max_tokens": 50_000}, 50_000),
         ("responses", {"max_output_tokens": 30}, 30),
-        # A field of another API is not heeded by every server: alone it bounds nothing, and it never hides the own one.
+        # Not every server reads a field of another API: alone it is no limit, and it never hides the API's own field.
         ("messages", {"max_tokens": 50_000, "max_completion_tokens": 16}, 50_000),
         ("responses", {"max_output_tokens": 50_000, "max_tokens": 16}, 50_000),
         ("completions", {"max_tokens": 50_000, "max_completion_tokens": 16}, 50_000),
@@ -94,7 +94,7 @@ def test_prompts_without_number_are_counted_without_building_them() -> None:
         ("chat", {"max_tokens": 1.5}, 2),
         ("chat", {}, None),
         (None, {"max_output_tokens": 30, "max_completion_tokens": 16}, 30),
-        # llama.cpp takes it in the place of the others.
+        # llama.cpp accepts it instead of the others.
         ("chat", {"max_tokens": 16, "n_predict": 50_000}, 50_000),
         ("chat", {"max_tokens": 50, "n_predict": "16"}, 50),
         ("chat", {"n_predict": 70}, 70),
@@ -113,25 +113,25 @@ def test_prompts_without_number_are_counted_without_building_them() -> None:
         ("chat", {"max_tokens": 16, "fallbacks": [{"model": "a", "max_tokens": 70}]}, 16),
     ],
 )
-def test_the_limit_of_an_answer_is_the_largest_that_a_provider_may_read(
+def test_output_limit_is_the_largest_that_a_provider_may_read(
     wire: Wire | None, body: dict[str, Any], limit: int | None
 ) -> None:
     assert output_limit(fields(**body), wire) == limit
 
 
-def test_a_service_tier_is_a_name() -> None:
+def test_service_tier_is_a_string() -> None:
     assert service_tier(fields(service_tier="flex")) == "flex"
     assert service_tier(fields(service_tier=3)) is None
     assert service_tier({}) is None
 
 
-def test_anthropics_speed_is_a_tier_of_its_own() -> None:
+def test_anthropic_speed_is_a_tier() -> None:
     assert service_tier(fields(speed="fast", service_tier="auto")) == "fast"
     assert service_tier(fields(speed="standard", service_tier="auto")) == "auto"
     assert service_tier(fields(speed=1.5)) is None
 
 
-def test_where_anthropic_computes_is_a_tier_of_its_own() -> None:
+def test_anthropic_inference_geo_is_a_tier() -> None:
     assert service_tier(fields(inference_geo="us", service_tier="auto")) == "us"
     assert service_tier(fields(inference_geo="us", speed="fast")) == "fast-us"
     assert service_tier(fields(inference_geo="global", service_tier="auto")) == "auto"
@@ -156,7 +156,7 @@ def test_where_anthropic_computes_is_a_tier_of_its_own() -> None:
         ("completions", {}, {"max_tokens": 50}),
     ],
 )
-def test_a_limit_is_set_under_the_name_that_is_there_or_is_usual(
+def test_limit_is_set_under_the_given_or_the_usual_name(
     wire: Wire, own: dict[str, Any], set_fields: dict[str, int]
 ) -> None:
     assert with_limit(fields(**own), wire, 50, "max_tokens") == set_fields
@@ -174,10 +174,10 @@ def test_the_limit_of_each_fallback_is_lowered_too() -> None:
     assert with_limit(own, "messages", 900, "max_tokens") == {"max_tokens": 80}
     thinking = {"type": "enabled", "budget_tokens": 4_000}
     changes = with_limit(fields(max_tokens=8_000, thinking=thinking, fallbacks=[{"max_tokens": 64_000}]), "messages", 4_000, "max_tokens")  # fmt: skip
-    assert changes["thinking"] == {**thinking, "budget_tokens": 2_000}, "a share of the request's own limit"
+    assert changes["thinking"] == {**thinking, "budget_tokens": 2_000}, "a share of the requested's own limit"
 
 
-def test_a_provider_that_knows_another_name_gets_that() -> None:
+def test_provider_gets_the_name_that_it_knows() -> None:
     assert with_limit({}, "chat", 50, "max_completion_tokens") == {"max_completion_tokens": 50}
     assert with_limit({}, "responses", 50, "max_completion_tokens") == {"max_output_tokens": 50}
 
@@ -185,7 +185,7 @@ def test_a_provider_that_knows_another_name_gets_that() -> None:
 @pytest.mark.parametrize(
     ("wire", "usual", "own", "set_fields"),
     [
-        # The name that the provider may not know gives way to the one that it does.
+        # The name that the provider may not know is replaced by the one that it knows.
         ("chat", "max_tokens", {"max_completion_tokens": 900}, {"max_completion_tokens": msgspec.UNSET, "max_tokens": 50}),
         ("chat", "max_tokens", {"max_tokens": 90, "max_completion_tokens": 20},
          {"max_completion_tokens": 20, "max_tokens": 50}),
@@ -199,7 +199,7 @@ def test_a_provider_that_knows_another_name_gets_that() -> None:
         ("messages", "max_completion_tokens", {"max_tokens": 90}, {"max_tokens": 50}),
     ],
 )  # fmt: skip
-def test_what_is_held_stands_under_a_name_that_the_provider_knows(
+def test_reserved_limit_has_a_name_that_the_provider_knows(
     wire: Wire, usual: str, own: dict[str, Any], set_fields: dict[str, Any]
 ) -> None:
     assert with_limit(fields(**own), wire, 50, usual, is_held=True) == set_fields
@@ -226,13 +226,13 @@ def test_what_is_held_stands_under_a_name_that_the_provider_knows(
         ("responses", "max_tokens", {"max_output_tokens": 9}, False),
     ],
 )  # fmt: skip
-def test_a_limit_that_a_server_may_not_heed_is_told(
+def test_limit_that_a_server_may_ignore_is_reported(
     wire: Wire, usual: str, own: dict[str, Any], *, loose: bool
 ) -> None:
     assert is_loose(fields(**own), wire, usual) is loose
 
 
-def test_a_completion_has_the_apis_own_limit_where_it_names_none() -> None:
+def test_completion_without_limit_has_the_api_default() -> None:
     assert default_limit({}, "completions") == default_limit(fields(max_tokens=None), "completions") == 16
     assert default_limit(fields(max_tokens=-1), "completions") is None, "as much as there can be, it says"
     assert default_limit({}, "chat") is None
@@ -250,12 +250,12 @@ def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
         ("messages", thinks(10_000, max_tokens=16_000), 5_056, 3_160),
         ("messages", thinks(16_000, max_tokens=32_000, max_completion_tokens=16), 6_000, 3_000),
         ("chat", thinks(16_000, max_tokens=32_000), 6_000, 3_000),
-        # There is room for an answer, and the provider takes no less.
+        # Tokens remain for the text, and the provider accepts no smaller budget.
         ("messages", thinks(31_999, max_tokens=32_000), 6_000, 5_984),
         ("messages", thinks(2_000, max_tokens=32_000), 6_000, 1_024),
         ("messages", thinks(6_000, max_tokens=32_000), 1_040, 1_024),
         ("messages", thinks(6_000, max_tokens=32_000), 1_025, 1_024),
-        # Nothing has to change, or nothing would help.
+        # No change is needed, or no change would help.
         ("messages", thinks(31_999, max_tokens=32_000), 32_000, None),
         ("messages", thinks(1_024, max_tokens=32_000), 6_000, None),
         ("messages", thinks(31_999, max_tokens=32_000), 1_024, None),
@@ -263,7 +263,7 @@ def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
         ("messages", fields(thinking={"type": "disabled", "budget_tokens": 9_000}, max_tokens=32_000), 6_000, None),
         ("messages", thinks("many", max_tokens=32_000), 6_000, None),
         ("messages", fields(thinking=[], max_tokens=32_000), 6_000, None),
-        # Thinking between calls may take more than one answer's limit.
+        # Thinking between tool calls may exceed the output limit.
         ("messages", thinks(40_000, max_tokens=32_000), 6_000, None),
     ],
 )
@@ -272,33 +272,33 @@ def test_thinking_keeps_its_share_of_a_lowered_limit(
 ) -> None:
     changes = with_limit(own, wire, limit, "max_tokens")
     assert changes["max_tokens"] == limit
-    told = {"type": "enabled", "budget_tokens": budget, "display": "omitted"} if budget is not None else None
-    assert changes.get("thinking") == told
+    expected = {"type": "enabled", "budget_tokens": budget, "display": "omitted"} if budget is not None else None
+    assert changes.get("thinking") == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit", "budget"),
+    ("requested", "limit", "budget"),
     [(4_096, 8_192, 4_096), (4_096, 8_190, 4_095), (4_096, 1_500, 1_024), (1_024, 1_040, 1_024), (1_024, 1_039, None)],
 )
-def test_thinking_for_an_effort_takes_half_of_the_limit_at_most(asked: int, limit: int, budget: int | None) -> None:
-    assert thinking_within(asked, limit) == budget
+def test_thinking_for_an_effort_has_at_most_half_of_the_limit(requested: int, limit: int, budget: int | None) -> None:
+    assert thinking_budget(requested, limit) == budget
 
 
-def test_thinking_without_a_limit_beside_it_leaves_room_for_an_answer() -> None:
-    for asked, limit, budget in ((5_000, 6_000, None), (9_000, 6_000, 5_984)):
-        changes = with_limit(thinks(asked), "chat", limit, "max_tokens")
-        told: Any = changes.get("thinking")
-        assert (told["budget_tokens"] if told else None) == budget
+def test_thinking_without_output_limit_leaves_tokens_for_text() -> None:
+    for requested, limit, budget in ((5_000, 6_000, None), (9_000, 6_000, 5_984)):
+        changes = with_limit(thinks(requested), "chat", limit, "max_tokens")
+        expected: Any = changes.get("thinking")
+        assert (expected["budget_tokens"] if expected else None) == budget
 
 
 @pytest.mark.parametrize(
-    ("asked", "more", "limit", "budget"),
+    ("requested", "more", "limit", "budget"),
     [
         (16_000, {"max_tokens": 32_000}, 6_000, 3_000),
         (31_999, {"max_tokens": 32_000}, 6_000, 5_984),
         (2_000, {"max_completion_tokens": 32_000}, 6_000, 1_024),
         (9_000, {}, 6_000, 5_984),
-        # There is room for both, or it is refused as it came.
+        # Both fit, or the provider refuses the unchanged value.
         (500, {"max_tokens": 32_000}, 6_000, None),
         (31_999, {"max_tokens": 32_000}, 32_000, None),
         (40_000, {"max_tokens": 32_000}, 6_000, None),
@@ -306,15 +306,15 @@ def test_thinking_without_a_limit_beside_it_leaves_room_for_an_answer() -> None:
         ("many", {"max_tokens": 32_000}, 6_000, None),
     ],
 )
-def test_reasoning_in_openrouters_way_stays_below_a_lowered_limit(
-    asked: Any, more: dict[str, int], limit: int, budget: int | None
+def test_openrouter_reasoning_stays_below_a_lowered_limit(
+    requested: Any, more: dict[str, int], limit: int, budget: int | None
 ) -> None:
-    own = fields(reasoning={"max_tokens": asked, "exclude": True}, **more)
-    told = {"max_tokens": budget, "exclude": True} if budget is not None else None
-    assert with_limit(own, "chat", limit, "max_tokens").get("reasoning") == told
+    own = fields(reasoning={"max_tokens": requested, "exclude": True}, **more)
+    expected = {"max_tokens": budget, "exclude": True} if budget is not None else None
+    assert with_limit(own, "chat", limit, "max_tokens").get("reasoning") == expected
 
 
-def test_reasoning_that_is_turned_off_or_has_no_budget_stays_as_it_is() -> None:
+def test_reasoning_without_budget_is_unchanged() -> None:
     for said in ({"enabled": False, "max_tokens": 9_000}, {"effort": "high"}, "much", None):
         own = fields(reasoning=said, max_tokens=32_000)
         assert "reasoning" not in with_limit(own, "chat", 6_000, "max_tokens")
@@ -322,16 +322,18 @@ def test_reasoning_that_is_turned_off_or_has_no_budget_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "own", "limit", "told"),
+    ("least", "own", "limit", "expected"),
     [(300, 900, 200, 200), ("300", 900, 200, 200), (300, None, 200, 200), (300, 900, 300, None), (300, 900, 900, None)],
 )
-def test_the_least_length_of_an_answer_is_no_more_than_a_lowered_limit(
-    least: object, own: int | None, limit: int, told: int | None
+def test_minimum_length_is_at_most_a_lowered_limit(
+    least: object, own: int | None, limit: int, expected: int | None
 ) -> None:
-    assert with_limit(fields(min_tokens=least, max_tokens=own), "chat", limit, "max_tokens").get("min_tokens") == told
+    assert (
+        with_limit(fields(min_tokens=least, max_tokens=own), "chat", limit, "max_tokens").get("min_tokens") == expected
+    )
 
 
-def test_an_answer_with_thinking_has_a_least_length() -> None:
+def test_response_with_thinking_has_a_minimum_limit() -> None:
     assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_040
     assert least_output(thinks(40_000, max_tokens=32_000), "messages") == 0
     assert least_output(thinks(900, max_tokens=1_000), "messages") == 0

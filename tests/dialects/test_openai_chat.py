@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the request as read and written, the answer as read."""
+"""/v1/chat/completions: requests and responses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def usage(prompt: int, output: int) -> dict[str, int]:
 
 
 def stream(*chunks: object, drop_usage: bool = True) -> tuple[bytes, ParsedResponse]:
-    """What of a stream passes that comes in one piece, and what is read of it."""
+    """Return what passes of a stream that arrives in one chunk, and what is read of it."""
     events = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
     meter = StreamMeter(CHAT.reader(call(), drop_usage=drop_usage))
     return meter.feed(b"".join(events)) + meter.close(), meter.answer()
@@ -66,7 +66,7 @@ def test_usage_of_a_choice_is_read_once_and_passes(last: dict[str, str], overhea
     assert passed.count(b'"usage"') == 2, "nobody but the provider says it there"
 
 
-def test_usage_of_a_choice_is_read_where_a_number_of_it_is_none() -> None:
+def test_usage_of_a_choice_is_read_despite_an_invalid_number() -> None:
     answer = answer_to(
         {"choices": [{"delta": {"content": 7}, "usage": {**usage(50, 9), "cached_tokens": 20}}], "id": 1}
     )
@@ -78,12 +78,12 @@ def test_usage_of_a_choice_is_read_where_a_number_of_it_is_none() -> None:
 # --- reading a request ------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_read_as_far_as_it_matters() -> None:
+def test_request_is_read() -> None:
     body = b'{"model":"m","messages":[{"role":"user"}],"stream":true,"x":1}'
-    found = CHAT.read(body)
-    assert (found.operation, found.model, found.stream, found.usage_asked) == ("chat", "m", True, False)
-    assert found.body is body
-    assert list(found.fields) == ["model", "messages", "stream", "x"]
+    result = CHAT.read(body)
+    assert (result.operation, result.model, result.stream, result.usage_asked) == ("chat", "m", True, False)
+    assert result.body is body
+    assert list(result.fields) == ["model", "messages", "stream", "x"]
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_call_is_read_as_far_as_it_matters() -> None:
         (b'{"model":"m","messages":' + b"[" * DEEP + b"]" * DEEP + b"}", None),
     ],
 )
-def test_a_body_that_is_no_chat_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+def test_invalid_chat_request_is_refused_with_the_field_name(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         CHAT.read(body)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "asks"),
     [
         ({"include_usage": True}, True),
         ({"include_usage": False}, False),
@@ -125,8 +125,8 @@ def test_a_body_that_is_no_chat_call_is_refused_and_the_field_named(body: bytes,
         ([], False),
     ],
 )
-def test_usage_is_asked_for_only_by_a_plain_true(options: object, asked: bool) -> None:
-    assert call(stream=True, stream_options=options).usage_asked is asked
+def test_only_true_asks_for_usage(options: object, asks: bool) -> None:
+    assert call(stream=True, stream_options=options).usage_asked is asks
 
 
 # --- writing it ---------------------------------------------------------------------------------------------------------------
@@ -141,19 +141,19 @@ def test_usage_is_asked_for_only_by_a_plain_true(options: object, asked: bool) -
         ({"stream": True, "stream_options": {"include_usage": True}}, True),
     ],
 )
-def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
-    found = call(**fields)
-    assert found.written("m", CHAT.usage_option(found) if ask else {}) is found.body
+def test_unchanged_request_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
+    result = call(**fields)
+    assert result.written("m", CHAT.usage_option(result) if ask else {}) is result.body
 
 
-def test_an_alias_is_replaced_and_every_other_byte_kept() -> None:
-    found = raw_call(b'{ "x" : 1e2,"model":"alias","messages":[ ] ,"y":"\\u0041"}')
-    assert found.written("real", {}) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
+def test_model_alias_is_replaced_and_every_other_byte_kept() -> None:
+    result = raw_call(b'{ "x" : 1e2,"model":"alias","messages":[ ] ,"y":"\\u0041"}')
+    assert result.written("real", {}) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
 
 
-def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
-    found = raw_call(b'{"model":"m","messages":[{"a": 1},{}],"y":1}')
-    assert found.written("m", {"messages": join([b'{"a": 1}'])}) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
+def test_trimmed_messages_replace_the_original_ones() -> None:
+    result = raw_call(b'{"model":"m","messages":[{"a": 1},{}],"y":1}')
+    assert result.written("m", {"messages": join([b'{"a": 1}'])}) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
         (7, {"include_usage": True}),
     ],
 )
-def test_a_stream_is_made_to_report_its_usage(options: object, written: dict[str, Any]) -> None:
+def test_usage_option_is_added_to_a_stream(options: object, written: dict[str, Any]) -> None:
     fields = {} if options is ... else {"stream_options": options}
-    found = call(stream=True, **fields)
-    sent = json.loads(found.written("m", CHAT.usage_option(found)))
+    result = call(stream=True, **fields)
+    sent = json.loads(result.written("m", CHAT.usage_option(result)))
     assert sent["stream_options"] == written
 
 
-# --- what it opens with, what it weighs ------------------------------------------------------------------------------------------
+# --- identifying texts and token estimates ----------------------------------------------------------------------------
 
 
 def test_the_opening_is_the_system_text_and_the_first_user_item() -> None:
@@ -196,7 +196,7 @@ def test_an_opening_is_the_same_on_every_turn_of_a_conversation() -> None:
 @pytest.mark.parametrize(
     "messages", [[], [7, None, "x", []], [{"content": "x"}], [{"role": ["user"]}], [{"role": {"a": 1}}]]
 )
-def test_messages_that_open_nothing_give_an_empty_opening(messages: list[object]) -> None:
+def test_messages_without_identifying_items_give_an_empty_opening(messages: list[object]) -> None:
     assert CHAT.opening(call(messages=messages)) == []
 
 
@@ -205,11 +205,11 @@ def test_messages_that_open_nothing_give_an_empty_opening(messages: list[object]
 def test_an_opening_nested_as_deep_as_a_body_may_be_does_not_raise(depth: int, brackets: tuple[bytes, bytes]) -> None:
     opening, closing = brackets
     content = opening * depth + b"1" + closing * depth
-    found = raw_call(b'{"model":"m","messages":[{"role":"user","content":' + content + b"}]}")
-    assert CHAT.opening(found) is not None
+    result = raw_call(b'{"model":"m","messages":[{"role":"user","content":' + content + b"}]}")
+    assert CHAT.opening(result) is not None
 
 
-def test_an_opening_that_was_read_at_the_limit_of_nesting_does_not_raise_further_down_the_stack() -> None:
+def test_opening_read_at_the_nesting_limit_does_not_raise_deeper_in_the_stack() -> None:
     def read(depth: int) -> Call | None:
         content = b"[" * depth + b"]" * depth
         try:
@@ -217,20 +217,20 @@ def test_an_opening_that_was_read_at_the_limit_of_nesting_does_not_raise_further
         except InvalidRequest:
             return None
 
-    def deeper(frames: int, found: Call) -> list[str] | None:
-        return deeper(frames - 1, found) if frames else CHAT.opening(found)
+    def deeper(frames: int, result: Call) -> list[str] | None:
+        return deeper(frames - 1, result) if frames else CHAT.opening(result)
 
-    readable = [found for depth in range(500, 1_000, 10) if (found := read(depth)) is not None]
+    readable = [result for depth in range(500, 1_000, 10) if (result := read(depth)) is not None]
     assert readable
     assert deeper(60, readable[-1]) is not None
 
 
-def test_an_opening_with_a_number_no_double_holds_does_not_raise() -> None:
-    found = raw_call(b'{"model":"m","messages":[{"role":"user","content":[1e999,{"a":1' + b"0" * 400 + b"}]}]}")
-    assert CHAT.opening(found) is not None
+def test_opening_with_a_number_beyond_double_does_not_raise() -> None:
+    result = raw_call(b'{"model":"m","messages":[{"role":"user","content":[1e999,{"a":1' + b"0" * 400 + b"}]}]}")
+    assert CHAT.opening(result) is not None
 
 
-def test_an_opening_of_large_content_is_the_same_on_every_turn_and_another_for_other_content() -> None:
+def test_opening_of_large_content_is_stable_and_depends_on_the_content() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
     first = [{"role": "system", "content": "s" * 100_000}, {"role": "user", "content": [image, {"text": "what?"}]}]
     later = [*first, {"role": "assistant", "content": "a cat"}, {"role": "user", "content": "sure?"}]
@@ -239,23 +239,23 @@ def test_an_opening_of_large_content_is_the_same_on_every_turn_and_another_for_o
     assert CHAT.opening(call(messages=first)) != CHAT.opening(call(messages=other))
 
 
-def test_every_text_of_a_request_weighs() -> None:
-    found = call(
+def test_every_text_of_a_request_is_counted() -> None:
+    result = call(
         messages=[{"role": "user", "content": [{"type": "text", "text": "abcd"}]}],
         tools=[{"function": {"name": "find", "description": "finds"}}],
         functions=[{"name": "old"}],
         response_format={"type": "json_schema", "json_schema": {"name": "shape"}},
         metadata={"note": "not prompt text"},
     )
-    assert {"abcd", "find", "finds", "old", "shape"} <= set(CHAT.input_text(found))
-    assert "not prompt text" not in set(CHAT.input_text(found))
+    assert {"abcd", "find", "finds", "old", "shape"} <= set(CHAT.input_text(result))
+    assert "not prompt text" not in set(CHAT.input_text(result))
     assert estimate(CHAT.input_text(call(messages=["x" * 400]))) == 100
 
 
-# --- reading an answer ---------------------------------------------------------------------------------------------------------------
+# --- reading a response -----------------------------------------------------------------------------------------------
 
 
-def test_a_whole_answer_is_read() -> None:
+def test_whole_response_is_read() -> None:
     body = {
         "model": "m-2025",
         "service_tier": "flex",
@@ -272,24 +272,24 @@ def test_a_whole_answer_is_read() -> None:
         ],
         "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
     }
-    found = CHAT.answer(json.dumps(body).encode())
-    assert (found.model, found.service_tier, found.finish_reason, found.tools) == (
+    result = CHAT.answer(json.dumps(body).encode())
+    assert (result.model, result.service_tier, result.finish_reason, result.tools) == (
         "m-2025",
         "flex",
         "tool_calls",
         ("find",),
     )
-    assert found.usage is not None
-    assert found.usage.complete(0, 0) == (Usage(10, 5, 15), "provider")
-    assert not found.error
+    assert result.usage is not None
+    assert result.usage.complete(0, 0) == (Usage(10, 5, 15), "provider")
+    assert not result.error
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"7", b"[]", b"\xff", b"[" * DEEP, b'{"choices":7}', b"{}"])
-def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
+def test_invalid_response_gives_an_empty_result(body: bytes) -> None:
     assert CHAT.answer(body) == ParsedResponse()
 
 
-def test_the_text_of_a_stream_is_weighed_once_and_rounded_up_at_the_end() -> None:
+def test_text_of_a_stream_is_counted_once_and_rounded_up_at_the_end() -> None:
     assert answer_to(*[delta(content="a")] * 5).output_estimate == 2
 
 
@@ -307,18 +307,18 @@ def test_the_text_of_a_stream_is_weighed_once_and_rounded_up_at_the_end() -> Non
         ({}, 0),
     ],
 )
-def test_whatever_is_billed_as_output_weighs(part: dict[str, Any], tokens: int) -> None:
+def test_all_billed_output_is_counted(part: dict[str, Any], tokens: int) -> None:
     assert answer_to(delta(**part)).output_estimate == tokens
 
 
 def test_the_model_is_the_first_named_and_the_finish_reason_and_tier_the_last() -> None:
-    found = answer_to(
+    result = answer_to(
         {"model": "", "choices": [{"finish_reason": None}]},
         {"model": "a", "service_tier": "default", "choices": [{"finish_reason": "stop"}]},
         {"model": "b", "service_tier": "flex", "choices": [{"finish_reason": "length"}]},
         {"model": 7, "service_tier": 7, "choices": [{"finish_reason": 7}]},
     )
-    assert (found.model, found.service_tier, found.finish_reason) == ("a", "flex", "length")
+    assert (result.model, result.service_tier, result.finish_reason) == ("a", "flex", "length")
 
 
 def tool(name: object, **fields: object) -> dict[str, Any]:
@@ -343,11 +343,11 @@ def test_a_name_that_comes_in_pieces_is_put_together() -> None:
     assert len(answer_to(tool("a", index=0, id="1"), tool("b" * 999, index=0)).tools[0]) == 256
 
 
-def test_a_second_name_in_one_place_is_no_piece_of_the_first_where_no_id_says_so() -> None:
+def test_second_name_without_id_is_not_a_piece_of_the_first() -> None:
     assert answer_to(tool("find", index=0), tool("look", index=0)).tools == ("find",)
 
 
-def test_tool_calls_are_told_apart_by_index_and_by_id() -> None:
+def test_tool_calls_are_distinguished_by_index_and_id() -> None:
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=1, id="2")).tools == ("a", "b")
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=0, id="2")).tools == ("a", "b")
 
@@ -358,9 +358,7 @@ def whole(name: str, arguments: object, **fields: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("place", [{"index": 0}, {"index": 0, "id": ""}, {"index": 0, "id": None}, {}, {"id": ""}])
 @pytest.mark.parametrize("is_object", [False, True])
-def test_complete_calls_in_one_place_without_an_id_are_calls_of_their_own(
-    place: dict[str, Any], is_object: bool
-) -> None:
+def test_complete_calls_with_one_index_and_no_id_are_separate_calls(place: dict[str, Any], is_object: bool) -> None:
     first, second = ({"x": 1}, {"x": 2}) if is_object else ('{"x":1}', '{"x":2}')
     assert answer_to(whole("a", first, **place), whole("b", second, **place)).tools == ("a", "b")
     assert answer_to(whole("a", first, **place), whole("a", second, **place)).tools == ("a", "a")
@@ -371,7 +369,7 @@ def test_complete_calls_in_one_place_without_an_id_are_calls_of_their_own(
     assert answer_to(delta(tool_calls=calls)).tools == ("a", "b", "c")
 
 
-def test_a_complete_call_in_pieces_is_followed_by_another_in_its_place() -> None:
+def test_complete_call_in_pieces_can_be_followed_by_another_at_its_index() -> None:
     def more(text: str) -> dict[str, Any]:
         return delta(tool_calls=[{"index": 0, "function": {"arguments": text}}])
 
@@ -413,17 +411,17 @@ def of_choice(index: object, name: str | None, end: str | None = None) -> dict[s
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 2), (0, 7)])
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize("is_turned", [False, True], ids=["in order", "turned"])
-def test_of_several_choices_the_first_one_says_tools_and_end(
+def test_first_choice_decides_tools_and_finish_reason(
     numbers: tuple[int, int], is_whole: bool, is_turned: bool
 ) -> None:
     choices = [of_choice(numbers[0], "a", "tool_calls"), of_choice(numbers[1], "other_tool" * 9, "length")]
     ordered = choices[::-1] if is_turned else choices
-    found = answer_to({"choices": ordered}) if is_whole else answer_to(*[{"choices": [one]} for one in ordered])
-    assert (found.tools, found.finish_reason) == (("a",), "tool_calls")
-    assert found.output_estimate > answer_to({"choices": choices[:1]}).output_estimate, "all of it was delivered"
+    result = answer_to({"choices": ordered}) if is_whole else answer_to(*[{"choices": [one]} for one in ordered])
+    assert (result.tools, result.finish_reason) == (("a",), "tool_calls")
+    assert result.output_estimate > answer_to({"choices": choices[:1]}).output_estimate, "all of it was delivered"
 
 
-def test_tools_of_another_choice_than_the_first_are_none_of_the_answers() -> None:
+def test_tools_of_other_choices_are_ignored() -> None:
     for choices in (
         [of_choice(0, None, "stop"), of_choice(1, "b", "tool_calls")],
         [of_choice(1, "b"), of_choice(0, None)],
@@ -433,14 +431,14 @@ def test_tools_of_another_choice_than_the_first_are_none_of_the_answers() -> Non
     assert answer_to({"choices": [of_choice("1", "a"), of_choice(None, "b")]}).tools == ("a",)
 
 
-def test_a_function_of_the_older_form_in_pieces_is_one_call() -> None:
-    begun = delta(function_call={"name": "find", "arguments": ""})
-    answer = answer_to(begun, *[delta(function_call={"arguments": '{"query":"words"}'})] * 3)
+def test_legacy_function_in_pieces_is_one_call() -> None:
+    first_piece = delta(function_call={"name": "find", "arguments": ""})
+    answer = answer_to(first_piece, *[delta(function_call={"arguments": '{"query":"words"}'})] * 3)
     assert answer.tools == ("find",)
-    assert answer.output_estimate > answer_to(begun).output_estimate
+    assert answer.output_estimate > answer_to(first_piece).output_estimate
 
 
-def test_a_chunk_with_something_odd_beside_is_read_as_the_same_without() -> None:
+def test_chunk_with_an_odd_extra_field_is_read_normally() -> None:
     chunk = delta(function_call={"name": "find", "arguments": '{"query":"some words"}'}, reasoning="well", refusal="no")
     odd = {**chunk, "choices": [*chunk["choices"], 7]}
     plain, read = answer_to(chunk), answer_to(odd)
@@ -457,7 +455,7 @@ def test_a_custom_tool_is_a_tool() -> None:
     assert answer.output_estimate > 50
 
 
-def test_tool_calls_without_an_index_are_told_apart_by_their_place() -> None:
+def test_tool_calls_without_an_index_are_distinguished_by_position() -> None:
     calls = [{"function": {"name": name}} for name in ("a", "b")]
     assert answer_to(delta(tool_calls=calls)).tools == ("a", "b")
 
@@ -481,17 +479,17 @@ def test_a_call_whose_id_comes_late_is_one_call() -> None:
 
 
 @pytest.mark.parametrize("broken", [7, None, "x", {}, {"function": 7}, {"function": {}}, {"function": {"name": 7}}])
-def test_a_tool_call_without_a_name_is_none(broken: object) -> None:
+def test_tool_call_without_a_name_is_ignored(broken: object) -> None:
     assert answer_to(delta(tool_calls=[broken])).tools == ()
     assert answer_to(delta(tool_calls=broken)).tools == ()
 
 
-def test_a_tools_name_is_cut_and_odd_indexes_do_no_harm() -> None:
+def test_tool_name_is_shortened_and_odd_indexes_are_accepted() -> None:
     assert answer_to(tool("x" * 10_000)).tools == ("x" * 256,)
     assert answer_to(tool("a", index=[]), tool("b", index={}), tool("c", index=None)).tools == ("a", "b", "c")
 
 
-def test_an_endless_stream_of_tool_calls_does_not_fill_the_memory() -> None:
+def test_endless_tool_calls_do_not_fill_the_memory() -> None:
     reader = CHAT.reader(call(), drop_usage=False)
     tracemalloc.start()
     try:
@@ -509,41 +507,41 @@ def test_an_error_inside_a_stream_is_noted() -> None:
 
 
 @pytest.mark.parametrize("error", [{}, {"code": None, "message": None, "param": None}, "", False])
-def test_an_error_in_which_nothing_is_said_is_none(error: object) -> None:
+def test_empty_error_is_ignored(error: object) -> None:
     assert not answer_to({"error": error}).error
 
 
 def test_usage_is_read_from_both_places_groq_puts_it() -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     for chunk in ({"x_groq": {"usage": usage}}, {"x_groq": {"usage": usage}, "usage": usage}, {"usage": usage}):
-        found = answer_to(chunk).usage
-        assert found is not None
-        assert found.complete(0, 0)[0] == Usage(10, 5, 15)
+        result = answer_to(chunk).usage
+        assert result is not None
+        assert result.complete(0, 0)[0] == Usage(10, 5, 15)
     assert answer_to({"x_groq": {}}, {"x_groq": 7}, {"x_groq": {"usage": 7}}).usage is None
 
 
 @pytest.mark.parametrize(
     "number", [b'"7"', b"-5", b"NaN", b"Infinity", b"true", b"[7]", b"{}", b"null", b"1e999", b"-1e999", b"1.5"]
 )
-def test_a_hostile_count_is_absent_and_takes_nothing_else_with_it(number: bytes) -> None:
+def test_invalid_count_is_ignored_alone(number: bytes) -> None:
     chunk = (
         b'{"choices":[{"delta":{"content":"abcd"}}],"usage":{"prompt_tokens":' + number + b',"completion_tokens":3}}'
     )
-    found = answer_to(chunk)
-    assert found.usage is not None
-    assert (found.usage.input_tokens, found.usage.output_tokens) == (None, 3)
-    assert found.output_estimate == 1
+    result = answer_to(chunk)
+    assert result.usage is not None
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (None, 3)
+    assert result.output_estimate == 1
 
 
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400, b"1e300", b"9007199254740993", b"18446744073709551616"])
-def test_a_huge_count_is_cut(number: bytes) -> None:
-    found = answer_to(b'{"usage":{"prompt_tokens":' + number + b',"completion_tokens":3}}')
-    assert found.usage is not None
-    assert found.usage.input_tokens == 2**53
+def test_huge_count_is_capped(number: bytes) -> None:
+    result = answer_to(b'{"usage":{"prompt_tokens":' + number + b',"completion_tokens":3}}')
+    assert result.usage is not None
+    assert result.usage.input_tokens == 2**53
 
 
-def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:
-    found = answer_to(
+def test_chunk_with_wrong_types_is_read_partly() -> None:
+    result = answer_to(
         {
             "model": "m",
             "choices": [
@@ -556,15 +554,15 @@ def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:
             "usage": {"prompt_tokens": 1, "completion_tokens": 2},
         }
     )
-    assert (found.model, found.finish_reason, found.tools) == ("m", "stop", ("find",))
-    assert found.usage is not None
-    assert found.output_estimate == 3
+    assert (result.model, result.finish_reason, result.tools) == ("m", "stop", ("find",))
+    assert result.usage is not None
+    assert result.output_estimate == 3
 
 
 def test_choices_of_the_wrong_type_do_not_hide_the_usage() -> None:
     for choices in (7, {"a": 1}, "x", True):
-        found = answer_to({"choices": choices, "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
-        assert found.usage is not None
+        result = answer_to({"choices": choices, "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+        assert result.usage is not None
 
 
 # --- what passes, what is dropped --------------------------------------------------------------------------------------------------
@@ -588,7 +586,7 @@ USAGE = b'"usage":{"prompt_tokens":1,"completion_tokens":2}'
         (b"", Verdict.PASS),
     ],
 )
-def test_only_a_chunk_of_nothing_but_usage_is_dropped(data: bytes, verdict: Verdict) -> None:
+def test_only_a_chunk_with_nothing_but_usage_is_dropped(data: bytes, verdict: Verdict) -> None:
     assert CHAT.reader(call(), drop_usage=True).read(data) is verdict
 
 
@@ -619,7 +617,7 @@ USAGE_CHUNK = b'data: {"choices":[],' + USAGE + b"}\n\n"
         (b"", 0),
     ],
 )
-def test_only_chunks_with_a_choice_may_wait_to_be_read(region: bytes, plain: int) -> None:
+def test_only_chunks_with_a_choice_may_be_read_later(region: bytes, plain: int) -> None:
     assert CHAT.reader(call(), drop_usage=True).plain_prefix(region) == plain
 
 
@@ -667,12 +665,12 @@ def assert_the_same_at_once(events: list[bytes]) -> None:
 
 
 @given(st.lists(CHUNKS.map(lambda chunk: json.dumps(chunk).encode()) | st.just(b'{"choices":[{"delta":'), max_size=12))
-def test_chunks_that_are_read_at_once_say_what_each_of_them_says(events: list[bytes]) -> None:
+def test_batch_of_chunks_gives_the_same_result_as_single_chunks(events: list[bytes]) -> None:
     assert_the_same_at_once(events)
 
 
 SAID = st.sampled_from([" word", "", '"', '",', "\\", "\n", "\u4e2d \U0001f600", '"content":"'])
-#: what holds for all chunks of a stream, and where their texts stand
+#: the common part of all chunks of a stream, and the positions of their texts
 AROUND = st.sampled_from(
     [
         '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s},"finish_reason":null}]}',
@@ -693,12 +691,12 @@ ALIKE = st.tuples(AROUND, st.lists(st.tuples(SAID, PADDING), max_size=12)).map(
 
 
 @given(st.lists(ALIKE | CHUNKS.map(lambda chunk: [json.dumps(chunk).encode()]), max_size=5))
-def test_chunks_that_are_alike_but_for_their_text_say_what_each_of_them_says(parts: list[list[bytes]]) -> None:
+def test_similar_chunks_give_the_same_result_as_single_chunks(parts: list[list[bytes]]) -> None:
     assert_the_same_at_once([event for part in parts for event in part])
 
 
 @pytest.mark.parametrize("padding", ["", ',"obfuscation":"PADDING"', ', "obfuscation": "PADDING"'])
-def test_chunks_that_are_alike_but_for_their_text_and_padding_are_not_parsed_each(padding: str) -> None:
+def test_similar_padded_chunks_are_not_parsed_one_by_one(padding: str) -> None:
     around = '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":"word"}}]' + padding + "}"
     chunks = [around.replace("PADDING", "x" * number).encode() for number in range(20)]
     reader = ChoicesReader(CHAT_FORM, drop_usage=True)
@@ -707,7 +705,7 @@ def test_chunks_that_are_alike_but_for_their_text_and_padding_are_not_parsed_eac
 
 
 @given(st.lists(ALIKE, max_size=5))
-def test_so_they_do_when_they_are_read_in_parts(parts: list[list[bytes]]) -> None:
+def test_similar_chunks_in_parts_give_the_same_result(parts: list[list[bytes]]) -> None:
     apart, together = CHAT.reader(call(), drop_usage=True), CHAT.reader(call(), drop_usage=True)
     for part in parts:
         for event in part:
@@ -739,7 +737,7 @@ def test_so_they_do_when_they_are_read_in_parts(parts: list[list[bytes]]) -> Non
         ({}, {}, {}),
     ],
 )
-def test_a_chunk_that_says_more_than_its_text_is_read_among_others(
+def test_chunk_with_more_than_text_is_read_among_similar_ones(
     of_chunk: dict[str, Any], of_choice: dict[str, Any], of_delta: dict[str, Any]
 ) -> None:
     def chunk(more: int = 0, **said: Any) -> bytes:
@@ -760,13 +758,13 @@ def test_a_chunk_that_says_more_than_its_text_is_read_among_others(
         b'data: {"choices":[{"delta":{"x":{"choices":[{"choices":[{"a":1}]}]}}}]}\n\n',
     ],
 )
-def test_a_chunk_that_holds_the_mark_twice_does_not_hide_the_end_or_the_usage(nested: bytes) -> None:
+def test_chunk_with_the_mark_twice_does_not_hide_the_end_or_usage(nested: bytes) -> None:
     for hidden in (DONE, USAGE_CHUNK):
         meter = StreamMeter(CHAT.reader(call(), drop_usage=True))
         assert hidden not in meter.feed(hidden + nested)
 
 
-def test_a_call_of_our_own_is_plain_json_whatever_is_said_in_it() -> None:
+def test_request_by_the_gateway_is_plain_json_with_any_content() -> None:
     body = completion_request("m", [{"role": "user", "content": "half a pair \ud800"}], ("max_tokens", 5))
     said = [{"role": "user", "content": "half a pair ?"}]
     assert json.loads(body) == {"model": "m", "messages": said, "max_tokens": 5}
@@ -795,5 +793,5 @@ def answered(**message: object) -> bytes:
         (b"<html>", None),
     ],
 )
-def test_the_text_of_a_whole_answer_is_read_if_there_is_one(body: bytes, text: str | None) -> None:
+def test_text_of_a_whole_response_is_read(body: bytes, text: str | None) -> None:
     assert completion_text(body) == text

@@ -1,4 +1,4 @@
-"""/v1/responses: the request as read and written, the answer as read, a stream ended early."""
+"""/v1/responses: requests, whole responses, streams, and streams that are ended early."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def delta(kind: str, text: object, index: object = 0, **fields: object) -> dict[
 # --- the request ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_read_as_far_as_it_matters() -> None:
+def test_request_is_read() -> None:
     body = b'{"model":"m","input":[{"role":"user"}],"stream":true,"x":1}'
     found = DIALECT.read(body)
     assert (found.operation, found.model, found.stream, found.usage_asked) == ("chat", "m", True, True)
     assert found.body is body
 
 
-def test_what_the_provider_keeps_may_name_the_model() -> None:
+def test_request_without_model_is_accepted() -> None:
     assert DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}').model is None
     assert DIALECT.read(b'{"input":"hi","previous_response_id":"resp_1"}').model is None
     assert DIALECT.read(b"{}").model is None
@@ -88,20 +88,20 @@ def test_what_the_provider_keeps_may_name_the_model() -> None:
         (b"", None),
     ],
 )
-def test_a_body_that_is_no_responses_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+def test_invalid_responses_request_is_refused_with_the_field_name(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         DIALECT.read(body)
     assert caught.value.param == param
 
 
-def test_a_call_that_needs_no_change_keeps_its_bytes() -> None:
+def test_unchanged_request_keeps_its_bytes() -> None:
     found = call(stream=True)
     assert found.written("asked", DIALECT.usage_option(found)) is found.body
     found = DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}')
     assert found.written("", DIALECT.usage_option(found)) is found.body
 
 
-def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
+def test_only_changed_fields_get_new_bytes() -> None:
     found = DIALECT.read(b'{ "store" : false,"model":"alias","input":[ {} ],"top_p": 9e-1}')
     sent = found.written("real", {"max_output_tokens": 5, "input": join([b'{"role": "user"}', b"{}"])})
     assert sent == (b'{"store":false,"model":"real","input":[{"role": "user"},{}],"top_p":9e-1,"max_output_tokens":5}')
@@ -116,15 +116,15 @@ def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
          ["d", "u"]),
     ],
 )  # fmt: skip
-def test_a_conversation_is_known_by_its_instructions_and_first_item(fields: dict[str, Any], opening: list[str]) -> None:
+def test_conversation_is_identified_by_instructions_and_first_item(fields: dict[str, Any], opening: list[str]) -> None:
     assert DIALECT.opening(call(**fields)) == opening
 
 
-def test_a_stored_prompt_alone_opens_with_nothing() -> None:
+def test_stored_prompt_alone_identifies_no_conversation() -> None:
     assert DIALECT.opening(DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}')) == []
 
 
-def test_every_text_of_a_request_weighs() -> None:
+def test_every_text_of_a_request_is_counted() -> None:
     found = call(
         instructions="i", input=[{"role": "user", "content": "u"}], tools=[{"name": "find"}],
         prompt={"variables": {"city": "Rome"}}, text={"format": {"name": "shape"}}, metadata={"note": "no"},
@@ -132,10 +132,10 @@ def test_every_text_of_a_request_weighs() -> None:
     assert set(DIALECT.input_text(found)) == {"i", "user", "u", "find", "Rome", "shape"}
 
 
-# --- whole answers ---------------------------------------------------------------------------------------------------------
+# --- whole responses --------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_answer_is_read() -> None:
+def test_whole_response_is_read() -> None:
     found = whole(
         status="completed", model="gpt-5", service_tier="flex", error=None,
         output=[
@@ -155,22 +155,22 @@ def test_a_whole_answer_is_read() -> None:
     assert 170 <= found.output_estimate <= 190
 
 
-def test_an_answer_that_is_incomplete_says_why() -> None:
+def test_incomplete_response_has_its_reason() -> None:
     found = whole(status="incomplete", incomplete_details={"reason": "content_filter"})
     assert (found.finish_reason, found.error) == ("content_filter", False)
 
 
-def test_an_answer_that_is_still_to_come_has_not_ended() -> None:
+def test_running_response_has_not_ended() -> None:
     assert whole(status="queued", usage=None, output=[]).finish_reason is None
 
 
 @pytest.mark.parametrize("body", [{"error": {"message": "x"}}, {"status": "failed", "error": {"code": "server_error"}}])
-def test_an_error_with_a_good_status_is_noted(body: dict[str, Any]) -> None:
+def test_error_with_status_200_is_noted(body: dict[str, Any]) -> None:
     assert whole(**body).error
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
-def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
+def test_response_of_another_form_gives_an_empty_result(body: bytes) -> None:
     assert DIALECT.answer(body) == ParsedResponse()
 
 
@@ -183,7 +183,7 @@ def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
         {"output": [{"type": "message", "content": 7, "summary": [7, {"text": 7}], "encrypted_content": []}]},
     ],
 )
-def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
+def test_response_with_wrong_types_gives_an_empty_result(body: dict[str, Any]) -> None:
     assert whole(**body) == ParsedResponse()
 
 
@@ -225,15 +225,15 @@ def test_a_stream_is_read() -> None:
         *("custom_tool_call_input", "mcp_call_arguments", "code_interpreter_call_code", "audio.transcript", "new"),
     ],
 )
-def test_whatever_is_said_in_pieces_weighs(kind: str) -> None:
+def test_all_deltas_are_counted(kind: str) -> None:
     assert answer_to(delta(kind, "x" * 8)).output_estimate == 2
 
 
-def test_sound_weighs_by_its_length_and_not_as_text() -> None:
+def test_audio_is_counted_by_its_length_and_not_as_text() -> None:
     assert answer_to(delta("audio", "x" * 8000)).output_estimate == 3
 
 
-def test_an_item_that_comes_whole_weighs_once() -> None:
+def test_whole_item_is_counted_once() -> None:
     text = [{"type": "output_text", "text": "x" * 8}]
     assert answer_to(done(0, "message", content=text)).output_estimate == 2
     pieces = [delta("output_text", "x" * 8), done(0, "message", content=text)]
@@ -243,13 +243,13 @@ def test_an_item_that_comes_whole_weighs_once() -> None:
     assert answer_to({"type": "response.completed", "response": {"output": [{"content": text}]}}).output_estimate == 2
 
 
-def test_reasoning_that_nobody_can_read_weighs_by_its_length() -> None:
+def test_unreadable_reasoning_is_estimated_from_its_length() -> None:
     events = [added(0, "reasoning", encrypted_content="x" * 80), done(0, "reasoning", encrypted_content="x" * 800)]
     assert answer_to(*events).output_estimate == 100
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_a_call_that_begins_and_ends_is_one_call(numbered: bool) -> None:
+def test_start_and_end_events_are_one_tool_call(numbered: bool) -> None:
     events = [added(0, "function_call", name="find"), done(0, "function_call", name="find")]
     if not numbered:
         events = [{name: value for name, value in event.items() if name != "output_index"} for event in events]
@@ -296,7 +296,7 @@ def test_an_event_is_the_last_one_or_passes(data: bytes, verdict: Verdict) -> No
         {"type": "response.output_text.delta", "delta": "", "output_index": {}, "content_index": []},
     ],
 )  # fmt: skip
-def test_an_event_of_the_wrong_types_is_read_as_nothing(event: dict[str, Any]) -> None:
+def test_event_with_wrong_types_is_ignored(event: dict[str, Any]) -> None:
     reader = DIALECT.reader(call(), drop_usage=True)
     assert reader.read(json.dumps(event).encode()) is Verdict.PASS
     assert reader.answer() == ParsedResponse()
@@ -322,7 +322,7 @@ LAST = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
         (b"", 0),
     ],
 )
-def test_only_events_before_anything_like_an_end_may_wait_to_be_read(region: bytes, plain: int) -> None:
+def test_only_events_before_a_possible_end_mark_may_be_read_later(region: bytes, plain: int) -> None:
     assert DIALECT.reader(call(), drop_usage=True).plain_prefix(region) == plain
 
 
@@ -351,7 +351,7 @@ def output_after(*events: object) -> Any:
     return end["response"]["output"]
 
 
-def test_a_stream_that_is_cut_short_ends_with_the_response_as_far_as_it_came() -> None:
+def test_stream_ended_early_has_the_response_received_so_far() -> None:
     tools = [{"type": "function", "name": "find"}]
     [end] = cut_after(
         created(4, tools=tools, instructions="i"),
@@ -376,15 +376,15 @@ def test_a_stream_that_is_cut_short_ends_with_the_response_as_far_as_it_came() -
     }
 
 
-def test_a_stream_that_is_cut_short_before_it_began_begins_and_ends() -> None:
-    begun, end = cut_after()
-    assert (begun["type"], begun["sequence_number"], begun["response"]["status"]) == (
+def test_stream_ended_before_its_start_has_a_start_and_an_end() -> None:
+    start_event, end = cut_after()
+    assert (start_event["type"], start_event["sequence_number"], start_event["response"]["status"]) == (
         "response.created",
         0,
         "in_progress",
     )
     assert (end["type"], end["sequence_number"], end["response"]["status"]) == ("response.incomplete", 1, "incomplete")
-    assert begun["response"]["id"] == end["response"]["id"]
+    assert start_event["response"]["id"] == end["response"]["id"]
     assert end["response"]["model"] == "asked"
 
 
@@ -401,14 +401,14 @@ def test_a_stream_that_is_cut_short_before_it_began_begins_and_ends() -> None:
         ("code_interpreter_call", "code_interpreter_call_code", {}, {"code": "ab"}),
     ],
 )  # fmt: skip
-def test_what_an_item_said_in_pieces_stands_where_its_type_has_it(
+def test_text_in_deltas_is_in_the_field_of_its_item_type(
     item: str, kind: str, numbers: dict[str, int], expected: dict[str, Any]
 ) -> None:
     [found] = output_after(added(0, item), delta(kind, "a", **numbers), delta(kind, "b", **numbers))
     assert found == {"id": "item_0", "type": item, "status": "incomplete", **expected}
 
 
-def test_parts_and_items_stand_in_their_order() -> None:
+def test_parts_and_items_keep_their_order() -> None:
     found = output_after(
         added(1, "message"),
         added(0, "message"),
@@ -419,7 +419,7 @@ def test_parts_and_items_stand_in_their_order() -> None:
     assert [[part.get("text") or part["refusal"] for part in item["content"]] for item in found] == [["a"], ["b", "c"]]
 
 
-def test_an_item_that_was_done_stands_as_it_ended() -> None:
+def test_finished_item_is_unchanged() -> None:
     text = {"type": "output_text", "text": "whole", "annotations": [{"type": "url_citation"}]}
     late = delta("output_text", "late", 0, content_index=0)
     ended = done(0, "message", content=[text])
@@ -428,7 +428,7 @@ def test_an_item_that_was_done_stands_as_it_ended() -> None:
     ]
 
 
-def test_pieces_of_what_never_began_are_left_out() -> None:
+def test_deltas_of_an_unknown_item_are_left_out() -> None:
     assert output_after(delta("output_text", "x", 0), delta("new", "x", 0), added(1, "x"), delta("new", "x", 1)) == [
         {"id": "item_1", "type": "x", "status": "incomplete"}
     ]
@@ -440,12 +440,12 @@ def test_an_item_of_a_type_without_a_status_gets_none() -> None:
     assert output_after(event, delta("custom_tool_call_input", "ls", 0)) == [{**item, "input": "ls"}]
 
 
-def test_half_a_character_does_not_keep_a_stream_from_its_end() -> None:
+def test_lone_surrogate_does_not_prevent_the_end_of_a_stream() -> None:
     [found] = output_after(added(0, "message", role="\ud800"), delta("output_text", "a\ud83d", 0, content_index=0))
     assert found["content"][0]["text"] == "a?"
 
 
-def test_of_an_item_too_long_to_keep_only_what_it_is_stands_and_others_keep_their_text() -> None:
+def test_too_long_item_keeps_its_type_and_others_keep_their_text() -> None:
     chunk = "x" * 65_536
     pieces = [delta("output_text", chunk, 0, content_index=0)] * (MAX_KEPT // len(chunk) + 5)
     found = output_after(
@@ -463,14 +463,14 @@ def test_of_an_item_too_long_to_keep_only_what_it_is_stands_and_others_keep_thei
     ]  # fmt: skip
 
 
-def test_a_response_too_large_to_keep_is_known_by_its_id() -> None:
+def test_too_large_response_keeps_its_id() -> None:
     [end] = cut_after(created(instructions="x" * (MAX_KEPT + 1), id="resp_9"))
     response = end["response"]
     assert (response["id"], response["created_at"], response["model"]) == ("resp_9", 7, "gpt")
     assert (response["instructions"], response["tools"], response["output"]) == (None, [], [])
 
 
-def test_what_is_nested_as_deep_as_can_be_read_does_not_keep_a_stream_from_its_end() -> None:
+def test_deep_nesting_does_not_prevent_the_end_of_a_stream() -> None:
     for depth in range(sys.getrecursionlimit() - 300, sys.getrecursionlimit(), 7):
         nested = b"[" * depth + b"]" * depth
         item = b'{"type":"response.output_item.done","output_index":0,"item":{"type":"x","a":' + nested + b"}}"
@@ -505,18 +505,18 @@ def test_the_next_event_has_the_number_after_the_last() -> None:
     assert meter.next_number() == 42, "what is not whole does not count"
 
 
-def test_a_stream_that_is_cut_names_what_was_sent_where_that_was_weighed() -> None:
-    asked = DIALECT.read(json.dumps({"model": "m", "input": "word " * 1_000}).encode())
+def test_stream_ended_early_reports_the_counted_input() -> None:
+    request = DIALECT.read(json.dumps({"model": "m", "input": "word " * 1_000}).encode())
 
     def shown(input_tokens: int | None) -> Any:
-        reader = DIALECT.reader(asked, drop_usage=True, input_tokens=input_tokens)
+        reader = DIALECT.reader(request, drop_usage=True, input_tokens=input_tokens)
         return json.loads(reader.cut_short().rpartition(b"data: ")[2])["response"]["usage"]["input_tokens"]
 
     assert shown(321) == 321
     assert shown(None) > 1_000
 
 
-def test_the_searches_that_openai_made_are_those_of_the_last_event() -> None:
+def test_openai_searches_are_read_from_the_last_event() -> None:
     def event(kind: str, searches: int, usage: object) -> bytes:
         of_tools = {"image_gen": {"total_tokens": 0}, "web_search": {"num_requests": searches}}
         return json.dumps({"type": kind, "response": {"id": "r", "tool_usage": of_tools, "usage": usage}}).encode()

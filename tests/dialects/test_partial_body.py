@@ -1,4 +1,4 @@
-"""What is read of answers of which not all is there."""
+"""Usage and texts of incomplete responses."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ def chat(text: str, **more: object) -> bytes:
     return json.dumps({"id": "x", "choices": [{"index": 0, "message": message}], **more}).encode()
 
 
-def told(answer: ParsedResponse) -> tuple[int | None, int | None] | None:
+def usage_of(answer: ParsedResponse) -> tuple[int | None, int | None] | None:
     return (answer.usage.input_tokens, answer.usage.output_tokens) if answer.usage is not None else None
 
 
-def test_one_that_lacks_nothing_but_its_end_is_read_as_a_whole_one() -> None:
+def test_body_that_lacks_only_its_end_is_read_as_complete() -> None:
     body = chat("hello", usage=USAGE)
     assert glimpsed(CHAT, body, has_texts=True) == CHAT.answer(body)
-    assert told(glimpsed(CHAT, body[:-1], has_texts=True)) == (100, 40)
+    assert usage_of(glimpsed(CHAT, body[:-1], has_texts=True)) == (100, 40)
 
 
-def test_one_that_surely_lacks_a_part_is_not_read_as_a_whole_one() -> None:
-    asked = []
+def test_body_that_lacks_a_part_is_not_parsed() -> None:
+    parsed = []
 
     class Asked(PassThrough):
         def answer(self, body: bytes) -> ParsedResponse:
-            asked.append(body)
+            parsed.append(body)
             return super().answer(body)
 
     vectors = b'{"data": [{"embedding": [0.5' + b",0.5" * 100_000
     assert glimpsed(Asked("embeddings"), vectors, has_texts=False) == ParsedResponse()
-    assert asked == []
+    assert parsed == []
 
 
-def test_its_usage_is_read_wherever_it_breaks_off_behind_it() -> None:
+def test_usage_is_read_if_the_body_breaks_off_after_it() -> None:
     body = chat("hello", usage=USAGE, more="x" * 500)
     at = body.index(b'"more"')
     for end in range(at, len(body), 7):
-        assert told(glimpsed(CHAT, body[:end], has_texts=True)) == (100, 40)
-    assert told(glimpsed(CHAT, body[: at - 10], has_texts=True)) is None
+        assert usage_of(glimpsed(CHAT, body[:end], has_texts=True)) == (100, 40)
+    assert usage_of(glimpsed(CHAT, body[: at - 10], has_texts=True)) is None
 
 
-def test_a_text_that_speaks_of_usage_is_no_usage() -> None:
+def test_text_that_mentions_usage_is_not_usage() -> None:
     body = chat('see "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}')
-    assert told(glimpsed(CHAT, body[:-3], has_texts=True)) is None
+    assert usage_of(glimpsed(CHAT, body[:-3], has_texts=True)) is None
 
 
-def test_without_usage_its_texts_are_weighed_as_far_as_they_came() -> None:
+def test_received_texts_are_estimated_without_usage() -> None:
     body = chat('word \\ " é ' * 400)
     weights = [
         glimpsed(CHAT, body[:end], has_texts=True).output_estimate for end in (63, len(body) // 2, len(body) - 3)
@@ -68,7 +68,7 @@ def test_without_usage_its_texts_are_weighed_as_far_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5_000])
-def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
+def test_numbers_and_images_are_not_counted(cut: int) -> None:
     vector = json.dumps({"data": [{"embedding": [0.123456] * 20_000}], "model": "e"}).encode()
     assert glimpsed(EMBEDDINGS, vector[:-cut], has_texts=False) == ParsedResponse()
     images = endpoint("POST", "images/generations").dialect
@@ -78,7 +78,7 @@ def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
     assert glimpsed(CHAT, chat('the "b64_json": "x"')[:-cut], has_texts=True).is_seen
 
 
-def test_of_a_long_one_the_beginning_and_the_end_are_enough() -> None:
+def test_start_and_end_of_a_long_body_are_enough() -> None:
     body = json.dumps({"data": [{"embedding": [0.5] * 1_000_000}], "usage": {"prompt_tokens": 9, "total_tokens": 9}})
     partial = PartialBody(EMBEDDINGS, has_texts=False)
     for start in range(0, len(body), 10_000):
@@ -88,7 +88,7 @@ def test_of_a_long_one_the_beginning_and_the_end_are_enough() -> None:
     assert (answer.usage.input_tokens, answer.output_estimate) == (9, 0)
 
 
-def test_what_says_nothing_of_usage_is_taken_for_none() -> None:
+def test_body_without_usage_has_none() -> None:
     for body in (
         b"",
         b"{",
@@ -100,15 +100,15 @@ def test_what_says_nothing_of_usage_is_taken_for_none() -> None:
         assert glimpsed(CHAT, body, has_texts=True) == ParsedResponse()
 
 
-def test_what_is_no_json_is_text() -> None:
+def test_body_that_is_not_json_counts_as_text() -> None:
     assert glimpsed(CHAT, b"x" * 20_000, has_texts=True).output_estimate == 5_000
     assert glimpsed(CHAT, b"x" * 20_000, has_texts=False).output_estimate == 0
 
 
 FLAWED = {
     "a byte order mark": lambda body: b"\xef\xbb\xbf" + body,
-    "bytes behind it": lambda body: body + b"\r\n0\r\n",
-    "a zero behind it": lambda body: body + b"\0",
+    "bytes after it": lambda body: body + b"\r\n0\r\n",
+    "a zero after it": lambda body: body + b"\0",
     "a comma too many": lambda body: body[:-1] + b",}",
     "a raw line end": lambda body: body.replace(b"hello", b"hel\nlo"),
     "nested deep": lambda body: body[:-1] + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -130,16 +130,16 @@ FLAWED = {
         ("rerank", json.dumps({"content": "hello" * 40, "usage": USAGE}).encode()),
     ],
 )
-def test_a_whole_one_with_a_flaw_is_read(path: str, body: bytes, flaw: str) -> None:
+def test_complete_body_with_a_flaw_is_read(path: str, body: bytes, flaw: str) -> None:
     dialect = endpoint("POST", path).dialect
     flawed = FLAWED[flaw](body)
-    assert told(read_whole(dialect, flawed, has_texts=True)) == (100, 40)
+    assert usage_of(read_whole(dialect, flawed, has_texts=True)) == (100, 40)
     bare = FLAWED[flaw](body.replace(b'"usage"', b'"none"'))
-    assert told(read_whole(dialect, bare, has_texts=True)) is None
+    assert usage_of(read_whole(dialect, bare, has_texts=True)) is None
     assert read_whole(dialect, bare, has_texts=True).output_estimate >= 50
 
 
-def test_a_whole_one_that_is_no_json_or_says_nothing_is_not_searched() -> None:
+def test_complete_body_without_json_or_usage_is_not_searched() -> None:
     ranked = json.dumps({"created": 1, "data": [{"score": 1, "document": {"text": "hello"}}]}).encode()
     for body in (b"", b"{}", b"null", b"<html>hello</html>", ranked):
         assert read_whole(endpoint("POST", "rerank").dialect, body, has_texts=True) == ParsedResponse()

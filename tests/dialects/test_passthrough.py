@@ -1,4 +1,4 @@
-"""Paths without a dialect of their own: bytes untouched, usage found wherever the known APIs put it."""
+"""Paths without their own dialect: bytes stay unchanged, and usage is found where the known APIs put it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_json_body_is_read_for_its_model_and_stream() -> None:
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_a_body_that_cannot_be_read_is_forwarded_as_it_came(body: bytes) -> None:
+def test_unreadable_body_is_forwarded_unchanged(body: bytes) -> None:
     call = DIALECT.read(body)
     assert (call.model, call.stream, dict(call.fields)) == (None, False, {})
     assert call.written("other", DIALECT.usage_option(call)) is body
@@ -64,7 +64,7 @@ def test_a_call_keeps_its_bytes_unless_a_route_renames_the_model() -> None:
     assert call.written("real", DIALECT.usage_option(call)) == b'{"input":[ 1 ],"model":"real"}'
 
 
-def test_a_body_that_is_to_be_read_is_refused_where_it_cannot_be() -> None:
+def test_unreadable_body_is_refused_on_a_counted_path() -> None:
     for body in (b"", MULTIPART, b"[]", b'{"model":7}', b'{"stream":"yes"}', b"\xef\xbb\xbf{}"):
         with pytest.raises(InvalidRequest):
             PassThrough("embeddings", is_read=True).read(body)
@@ -75,7 +75,7 @@ def test_a_limit_is_set_and_every_other_byte_kept() -> None:
     assert call.written("m", {"n": 1}) == b'{"input":[ 1 ],"model":"m","n":1}'
 
 
-def test_nothing_is_known_of_how_other_calls_open() -> None:
+def test_other_requests_identify_no_conversation() -> None:
     assert DIALECT.opening(DIALECT.read(b'{"messages":[{"role":"user","content":"x"}]}')) is None
 
 
@@ -101,7 +101,7 @@ LONG = "word " * 200
         {"x": "word" * 200 + " " + "word" * 200},
     ],
 )
-def test_text_is_found_under_names_of_no_known_api(body: dict[str, Any]) -> None:
+def test_text_is_found_in_unknown_fields(body: dict[str, Any]) -> None:
     call = DIALECT.read(json.dumps({"model": "m", **body}).encode())
     assert sum(map(len, DIALECT.input_text(call))) >= len(LONG)
 
@@ -116,34 +116,34 @@ def test_text_is_found_under_names_of_no_known_api(body: dict[str, Any]) -> None
         {"input_audio": {"data": "QUJD\n" * 1_000 + "QQ=="}},
     ],
 )
-def test_switches_labels_and_what_is_no_text_weigh_little(body: dict[str, Any]) -> None:
+def test_switches_and_labels_are_hardly_counted(body: dict[str, Any]) -> None:
     call = DIALECT.read(json.dumps({"model": "m", **body}).encode())
     assert sum(map(len, DIALECT.input_text(call))) <= 20
 
 
-def test_a_request_without_prompt_text_weighs_nothing() -> None:
+def test_request_without_prompt_text_counts_zero() -> None:
     assert list(DIALECT.input_text(DIALECT.read(b'{"model":"m","input":"x"}'))) == ["x"]
     assert list(DIALECT.input_text(DIALECT.read(MULTIPART))) == []
 
 
-# --- whole answers -------------------------------------------------------------------------------------------------------------
+# --- whole responses --------------------------------------------------------------------------------------------------
 
 
-def test_an_embeddings_answer_is_read() -> None:
+def test_embeddings_response_is_read() -> None:
     body = {"data": [{"embedding": [0.1]}], "model": "e", "usage": {"prompt_tokens": 8, "total_tokens": 8}}
     assert usage_of(DIALECT.answer(json.dumps(body).encode())) == Usage(8, 0, 8)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
-def test_an_answer_of_any_other_shape_is_read_as_nothing(body: bytes) -> None:
+def test_response_of_another_form_gives_an_empty_result(body: bytes) -> None:
     assert DIALECT.answer(body) == ParsedResponse()
 
 
 @pytest.mark.parametrize("place", ["response", "message", "x_groq"])
 def test_usage_is_found_wherever_the_known_apis_put_it(place: str) -> None:
     inner = {"model": "m", "service_tier": "flex", "usage": {"input_tokens": 3, "output_tokens": 4}}
-    found = answer_to({place: inner})
-    assert (usage_of(found), found.model, found.service_tier) == (Usage(3, 4, 7), "m", "flex")
+    result = answer_to({place: inner})
+    assert (usage_of(result), result.model, result.service_tier) == (Usage(3, 4, 7), "m", "flex")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_usage_is_found_wherever_the_known_apis_put_it(place: str) -> None:
         {"type": ["message_start"], "model": ""},
     ],
 )
-def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -> None:
+def test_response_with_wrong_types_gives_an_empty_result(body: dict[str, Any]) -> None:
     assert DIALECT.answer(json.dumps(body).encode()) == ParsedResponse()
 
 
@@ -171,7 +171,7 @@ def test_an_answer_of_the_wrong_types_is_read_as_nothing(body: dict[str, Any]) -
         {"object": "response", "output": [{"content": [{"text": "x" * 400}]}]},
     ],
 )
-def test_a_models_words_in_a_whole_answer_weigh_on_any_path(body: dict[str, Any]) -> None:
+def test_text_of_a_whole_response_is_counted_on_any_path(body: dict[str, Any]) -> None:
     assert 100 <= DIALECT.answer(json.dumps(body).encode()).output_estimate <= 101
 
 
@@ -189,14 +189,14 @@ def test_a_models_words_in_a_whole_answer_weigh_on_any_path(body: dict[str, Any]
         {"type": "response.output_text.delta", "delta": "x" * 8},
     ],
 )
-def test_a_models_words_weigh_on_any_path(event: dict[str, Any]) -> None:
+def test_streamed_text_is_counted_on_any_path(event: dict[str, Any]) -> None:
     assert answer_to(event).output_estimate == 2
 
 
-def test_a_stream_of_messages_that_broke_off_has_no_output_reported_on_any_path() -> None:
-    found = answer_to({"type": "message_start", "message": {"usage": {"input_tokens": 12, "output_tokens": 1}}})
-    assert found.usage is not None
-    assert (found.usage.input_tokens, found.usage.output_tokens) == (12, None)
+def test_broken_messages_stream_has_no_reported_output_on_any_path() -> None:
+    result = answer_to({"type": "message_start", "message": {"usage": {"input_tokens": 12, "output_tokens": 1}}})
+    assert result.usage is not None
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (12, None)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_an_event_is_the_end_mark_or_passes(data: bytes, verdict: Verdict) -> No
     assert reader.read(data) is verdict
 
 
-def test_a_stream_of_which_nothing_is_known_is_never_cut() -> None:
+def test_unknown_stream_is_never_ended_early() -> None:
     assert PassThroughReader().cut_short() == b""
 
 
@@ -224,7 +224,7 @@ def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("error", [{}, {"code": None, "message": None, "param": None}, "", False])
-def test_an_error_in_which_nothing_is_said_is_none(error: object) -> None:
+def test_empty_error_is_ignored(error: object) -> None:
     assert not answer_to({"error": error}).error
 
 
@@ -252,5 +252,5 @@ DONE = b"data: [DONE]\n\n"
         (b"", 0),
     ],
 )
-def test_only_events_before_anything_like_an_end_may_wait_to_be_read(region: bytes, plain: int) -> None:
+def test_only_events_before_a_possible_end_mark_may_be_read_later(region: bytes, plain: int) -> None:
     assert PassThroughReader().plain_prefix(region) == plain

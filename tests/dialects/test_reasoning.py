@@ -1,4 +1,4 @@
-"""What a request says of thinking, by the fields that the APIs document."""
+"""Whether a request turns thinking on, in the fields that the APIs document."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from gateway.dialects.reasoning import has_thinking, referenced_tools, turns_thi
         ({"thinking": {"type": "disabled"}, "reasoning_effort": "high"}, True),
     ],
 )
-def test_each_way_to_turn_thinking_on_or_off_is_known(fields: dict[str, Any], expected: bool | None) -> None:
+def test_each_thinking_switch_is_recognized(fields: dict[str, Any], expected: bool | None) -> None:
     assert turns_thinking_on({name: json.dumps(value).encode() for name, value in fields.items()}) is expected
 
 
@@ -53,19 +53,19 @@ def test_each_way_to_turn_thinking_on_or_off_is_known(fields: dict[str, Any], ex
         {"type": "reasoning", "encrypted_content": "x"},
     ],
 )
-def test_thinking_in_messages_is_found_and_a_text_that_mentions_it_is_none(block: dict[str, Any]) -> None:
+def test_thinking_in_messages_differs_from_text_that_mentions_it(block: dict[str, Any]) -> None:
     assert has_thinking(json.dumps([block]).encode())
     assert not has_thinking(json.dumps([{"role": "user", "content": json.dumps(block)}]).encode())
 
 
-def test_tools_that_messages_refer_to_are_found_wherever_they_stand() -> None:
-    found = {
+def test_tools_that_messages_refer_to_are_found_anywhere() -> None:
+    result = {
         "type": "tool_search_tool_search_result",
         "tool_references": [{"type": "tool_reference", "tool_name": "a"}],
     }
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "tool_reference"},
-        {"role": "assistant", "content": [{"type": "tool_search_tool_result", "content": found}]},
+        {"role": "assistant", "content": [{"type": "tool_search_tool_result", "content": result}]},
         {
             "role": "user",
             "content": [{"type": "tool_result", "content": [{"type": "tool_reference", "tool_name": "b"}]}],
@@ -80,5 +80,5 @@ def test_tools_that_messages_refer_to_are_found_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     "messages", [b'"tool_reference"', b'{"type":"tool_reference"}', b'[{"type":"tool_reference"', b""]
 )
-def test_messages_that_are_no_list_refer_to_nothing(messages: bytes) -> None:
+def test_messages_that_are_not_a_list_refer_to_nothing(messages: bytes) -> None:
     assert referenced_tools(messages) == frozenset()

@@ -1,4 +1,4 @@
-"""What of a refused request its provider bills: an attempt that produced output, or one of a billed category."""
+"""Billing of refused requests: an attempt is billed if it has output, or if its category is billed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_refusal_of_a_billed_category_is_billed(category: str) -> None:
     ],
     ids=["output", "no refusal", "delivered text", "an attempt with output", "nothing was asked for"],
 )
-def test_what_is_no_refusal_before_any_output_is_billed_as_reported(billed: ParsedResponse) -> None:
+def test_other_responses_are_billed_as_reported(billed: ParsedResponse) -> None:
     assert as_billed(billed, BILLED) == (billed, None)
 
 
@@ -76,7 +76,7 @@ SERVED = {
 }
 
 
-def test_of_a_fallback_the_attempt_without_output_is_not_billed() -> None:
+def test_attempt_without_output_before_a_fallback_is_not_billed() -> None:
     served = answer(SERVED, "end_turn")
     billed, note = as_billed(served, BILLED)
     assert billed.usage is not None
@@ -97,7 +97,7 @@ def test_an_attempt_that_was_refused_in_the_middle_is_billed() -> None:
     assert billed_usage(answer(served, "end_turn")) == Usage(850, 25, 875)
 
 
-def test_where_all_attempts_refuse_each_is_judged_by_its_own_category() -> None:
+def test_each_refused_attempt_is_judged_by_its_own_category() -> None:
     passes = [attempt(FABLE, 400, 0), attempt("claude-opus-5", 500, 0), attempt(OPUS, 450, 0)]
     refused = {"input_tokens": 450, "output_tokens": 0, "iterations": passes}
     for declined, last, tokens in (

@@ -1,4 +1,4 @@
-"""Messages of Responses over a WebSocket, as they are read and made."""
+"""Messages of the Responses API over a WebSocket: reading and writing."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from gateway.dialects.responses_frames import (
 
 
 def create(**fields: Any) -> CreateFrame:
-    found = read_create(json.dumps({"type": "response.create", "model": "m", **fields}))
-    assert found is not None
-    return found
+    result = read_create(json.dumps({"type": "response.create", "model": "m", **fields}))
+    assert result is not None
+    return result
 
 
-def body(made: CreateFrame, told: EarlierTurn | None = None) -> Any:
-    return json.loads(request_of(made, told))
+def body(made: CreateFrame, turn: EarlierTurn | None = None) -> Any:
+    return json.loads(request_of(made, turn))
 
 
 def data(kind: str, **fields: Any) -> bytes:
     return json.dumps({"type": kind, **fields}).encode()
 
 
-def told_by(made: CreateFrame, *events: bytes, before: EarlierTurn | None = None) -> EarlierTurn | None:
+def turn_after(made: CreateFrame, *events: bytes, before: EarlierTurn | None = None) -> EarlierTurn | None:
     frames = ResponseFrames(made, before)
     for event in events:
         frames.message(event, {})
     return frames.told
 
 
-def items(told: EarlierTurn) -> Any:
-    return json.loads(b"[%b]" % told.items)
+def items(turn: EarlierTurn) -> Any:
+    return json.loads(b"[%b]" % turn.items)
 
 
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
@@ -56,7 +56,7 @@ def ended(response_id: str = "resp_1", **fields: Any) -> bytes:
     return data("response.completed", response={"id": response_id, "output": [MESSAGE], **fields})
 
 
-def test_the_envelope_is_taken_off_and_everything_else_stays_as_it_was_spelled() -> None:
+def test_envelope_is_removed_and_all_other_bytes_kept() -> None:
     message = (
         '{"type":"response.create","stream_id":"a.b","background":false,"generate":true,"stream":false,'
         '"model":"m","temperature":1.10,"seed":12345678901234567890123,"input":"caf\\u00e9","new_field":{"b":1,"a":2}}'
@@ -88,38 +88,38 @@ def test_the_envelope_is_taken_off_and_everything_else_stays_as_it_was_spelled()
         ('{"type":"response.create","background":true}', "background"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(message: str | bytes, said: str) -> None:
+def test_unsupported_message_is_refused_by_name(message: str | bytes, said: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(said)):
         read_create(message)
 
 
-def test_a_notice_asks_for_nothing() -> None:
+def test_notice_needs_no_response() -> None:
     assert read_create('{"type":"response.processed","response_id":"resp_1"}') is None
 
 
-def test_null_is_no_lane_and_no_id() -> None:
+def test_null_is_not_a_lane_or_an_id() -> None:
     made = create(stream_id=None, previous_response_id=None, input=None)
     assert (made.lane, made.previous) == (None, None)
 
 
-def test_what_only_the_connection_remembers_stands_in_the_place_of_its_id() -> None:
-    told = told_by(create(store=False, input="Hello"), ended())
-    assert told is not None
-    assert told.response_id == "resp_1"
-    assert items(told) == [ASKED, MESSAGE]
+def test_remembered_items_replace_the_id() -> None:
+    turn = turn_after(create(store=False, input="Hello"), ended())
+    assert turn is not None
+    assert turn.response_id == "resp_1"
+    assert items(turn) == [ASKED, MESSAGE]
     again = create(store=False, previous_response_id="resp_1", input=[{"role": "user", "content": "And?"}])
-    assert body(again, told) == {
+    assert body(again, turn) == {
         "model": "m",
         "store": False,
         "input": [ASKED, MESSAGE, {"role": "user", "content": "And?"}],
         "stream": True,
     }
-    further = told_by(again, ended("resp_2"), before=told)
+    further = turn_after(again, ended("resp_2"), before=turn)
     assert further is not None
     assert items(further) == [ASKED, MESSAGE, {"role": "user", "content": "And?"}, MESSAGE]
 
 
-def test_nothing_said_yet_leaves_no_comma_behind() -> None:
+def test_empty_conversation_leaves_no_comma() -> None:
     empty = warmed_up(create(generate=False, input=[]), None, "resp_w", 0)[1]
     assert items(empty) == []
     again = create(previous_response_id="resp_w", input=[ASKED])
@@ -129,85 +129,85 @@ def test_nothing_said_yet_leaves_no_comma_behind() -> None:
         assert body(again, EarlierTurn("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
 
 
-def test_what_is_remembered_takes_what_it_was_sent_as() -> None:
+def test_remembered_items_take_their_sent_size() -> None:
     spelled = b"[" + b",".join([b"0"] * 200_000) + b"]"
     made = read_create(b'{"type":"response.create","generate":false,"input":' + spelled + b"}")
     assert made is not None
     tracemalloc.start()
-    told = warmed_up(made, None, "resp_w", 0)[1]
+    turn = warmed_up(made, None, "resp_w", 0)[1]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert told.items == spelled[1:-1]
+    assert turn.items == spelled[1:-1]
     assert most < 4 * len(spelled)
 
 
-def test_an_answer_that_the_provider_keeps_is_left_to_it() -> None:
-    assert told_by(create(input="Hello"), ended()) is None
-    assert told_by(create(store=True, input="Hello"), ended(store=True)) is None
+def test_stored_response_is_not_remembered() -> None:
+    assert turn_after(create(input="Hello"), ended()) is None
+    assert turn_after(create(store=True, input="Hello"), ended(store=True)) is None
     assert body(create(previous_response_id="resp_1", input="And?"))["previous_response_id"] == "resp_1"
 
 
-def test_a_host_that_says_it_keeps_nothing_is_believed() -> None:
-    assert told_by(create(input="Hello"), ended(store=False)) is not None
+def test_response_with_store_false_is_remembered() -> None:
+    assert turn_after(create(input="Hello"), ended(store=False)) is not None
 
 
 @pytest.mark.parametrize("response", [None, 7, {"id": None}, {"id": 7, "output": {}}])
-def test_a_last_event_of_another_shape_is_the_last_all_the_same(response: object) -> None:
+def test_last_event_of_another_form_ends_the_response(response: object) -> None:
     frames = ResponseFrames(create(store=False, input="Hello"), None)
     assert frames.message(data("response.completed", response=response), {}) is not None
     assert (frames.has_ended, frames.told) == (True, None)
 
 
-def test_what_began_at_the_provider_cannot_be_told_again() -> None:
-    assert told_by(create(store=False, previous_response_id="elsewhere", input="And?"), ended()) is None
-    assert told_by(create(store=False, conversation="conv_1", input="And?"), ended()) is None
-    assert told_by(create(store=False, conversation=None, input="And?"), ended()) is not None
+def test_conversation_started_at_the_provider_is_not_remembered() -> None:
+    assert turn_after(create(store=False, previous_response_id="elsewhere", input="And?"), ended()) is None
+    assert turn_after(create(store=False, conversation="conv_1", input="And?"), ended()) is None
+    assert turn_after(create(store=False, conversation=None, input="And?"), ended()) is not None
 
 
 @pytest.mark.parametrize("kind", ["response.failed", "error"])
-def test_what_failed_cannot_be_gone_on_from(kind: str) -> None:
+def test_failed_response_cannot_be_continued(kind: str) -> None:
     last = data(kind, response={"id": "resp_1", "output": [MESSAGE]}, error={"message": "no"})
-    assert told_by(create(store=False, input="Hello"), last) is None
+    assert turn_after(create(store=False, input="Hello"), last) is None
 
 
-def test_items_are_gathered_where_the_last_event_leaves_them_out() -> None:
+def test_items_missing_in_the_last_event_are_collected() -> None:
     done = data("response.output_item.done", output_index=0, item=CALL)
     last = data("response.completed", response={"id": "resp_1", "output": []})
-    told = told_by(create(store=False, input="Hello"), done, last)
-    assert told is not None
-    assert items(told) == [ASKED, CALL]
+    turn = turn_after(create(store=False, input="Hello"), done, last)
+    assert turn is not None
+    assert items(turn) == [ASKED, CALL]
 
 
-def test_reasoning_goes_back_only_with_what_the_provider_takes_it_by() -> None:
+def test_reasoning_is_sent_back_only_with_encrypted_content() -> None:
     sealed = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc"}
     orphaned = {"type": "reasoning", "id": "rs_2", "summary": []}
-    told = told_by(create(store=False, input="Hello"), ended(output=[sealed, CALL]))
-    assert told is not None
-    assert items(told) == [ASKED, sealed, CALL]
-    told = told_by(create(store=False, input="Hello"), ended(output=[orphaned, CALL]))
-    assert told is not None
-    assert items(told) == [ASKED, {name: value for name, value in CALL.items() if name != "id"}]
+    turn = turn_after(create(store=False, input="Hello"), ended(output=[sealed, CALL]))
+    assert turn is not None
+    assert items(turn) == [ASKED, sealed, CALL]
+    turn = turn_after(create(store=False, input="Hello"), ended(output=[orphaned, CALL]))
+    assert turn is not None
+    assert items(turn) == [ASKED, {name: value for name, value in CALL.items() if name != "id"}]
 
 
-def test_events_pass_as_they_came_and_with_their_lane() -> None:
+def test_events_pass_unchanged_with_their_lane() -> None:
     event = b'{"type": "response.output_text.delta", "delta":"caf\\u00e9 1.10", "x": 1}'
     assert ResponseFrames(create(), None).message(event, {}) == event.decode()
     laned = ResponseFrames(create(stream_id="a"), None).message(event, {})
     assert laned == '{"stream_id":"a",' + event.decode()[1:]
 
 
-def test_an_end_mark_is_no_message() -> None:
+def test_end_mark_is_not_a_message() -> None:
     assert ResponseFrames(create(), None).message(b"[DONE]", {}) is None
 
 
-def test_a_text_that_speaks_of_the_end_is_not_the_end() -> None:
+def test_text_that_mentions_the_end_is_not_the_end() -> None:
     frames = ResponseFrames(create(), None)
     event = data("response.output_text.delta", delta="response.completed")
     assert frames.message(event, {"x-a": "1"}) == event.decode()
     assert not frames.has_ended
 
 
-def test_the_last_event_says_what_headers_would_say() -> None:
+def test_last_event_has_the_response_headers() -> None:
     frames = ResponseFrames(create(stream_id="a"), None)
     message = frames.message(ended(headers_of="x"), {"x-session-id": "s"})
     assert message is not None
@@ -216,14 +216,14 @@ def test_the_last_event_says_what_headers_would_say() -> None:
     assert frames.has_ended
 
 
-def test_headers_of_the_provider_in_its_event_stay() -> None:
+def test_provider_headers_in_an_event_are_kept() -> None:
     last = data("response.completed", response={"id": "r"}, headers={"openai-model": "m"})
     message = ResponseFrames(create(), None).message(last, {"x-session-id": "s"})
     assert message is not None
     assert json.loads(message)["headers"] == {"x-session-id": "s", "openai-model": "m"}
 
 
-def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
+def test_error_in_a_stream_has_the_websocket_form() -> None:
     flat = data("error", code="server_error", message="broke", param=None, sequence_number=3)
     message = ResponseFrames(create(), None).message(flat, {})
     assert message is not None
@@ -243,7 +243,7 @@ def test_nothing_follows_the_last_event() -> None:
     assert frames.message(data("response.failed", response={"id": "resp_1"}), {}) is None
 
 
-def test_a_response_that_came_whole_is_its_last_event() -> None:
+def test_whole_response_is_one_last_event() -> None:
     frames = ResponseFrames(create(store=False, input="Hello", stream_id="a"), None)
     response = {"id": "resp_1", "output": [MESSAGE], "temperature": 1.1}
     event = json.loads(frames.whole(json.dumps(response).encode(), {"x-a": "1"}))
@@ -260,21 +260,21 @@ def test_a_response_that_came_whole_is_its_last_event() -> None:
         ("odd", "response.completed", True),
     ],
 )
-def test_a_response_that_came_whole_ends_as_it_says(status: str, kind: str, goes_on: bool) -> None:
+def test_whole_response_ends_with_its_status(status: str, kind: str, goes_on: bool) -> None:
     frames = ResponseFrames(create(store=False, input="Hello"), None)
     event = json.loads(frames.whole(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {}))
     assert event["type"] == kind
     assert (frames.told is not None) is goes_on
 
 
-def test_an_answer_that_is_none_is_an_error() -> None:
+def test_invalid_response_is_an_error() -> None:
     event = json.loads(ResponseFrames(create(), None).whole(b"<html>", {}))
     assert (event["type"], event["status"], event["error"]["message"]) == ("error", 502, "<html>")
 
 
-def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None:
+def test_warm_up_needs_no_model_and_can_be_continued() -> None:
     made = create(generate=False, input="Hello", instructions="Be brief.", stream_id="a", store=True)
-    messages, told = warmed_up(made, None, "resp_w", 7.9)
+    messages, turn = warmed_up(made, None, "resp_w", 7.9)
     events = [json.loads(message) for message in messages]
     assert [event["type"] for event in events] == ["response.created", "response.completed"]
     assert {event["stream_id"] for event in events} == {"a"}
@@ -286,15 +286,15 @@ def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None
     assert (last["id"], last["model"], last["instructions"], last["created_at"]) == ("resp_w", "m", "Be brief.", 7)
     assert last["usage"]["total_tokens"] == 0
     again = create(previous_response_id="resp_w", input="And?")
-    assert body(again, told)["input"] == [ASKED, {"type": "message", "role": "user", "content": "And?"}]
+    assert body(again, turn)["input"] == [ASKED, {"type": "message", "role": "user", "content": "And?"}]
 
 
-def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
-    with pytest.raises(PreviousNotFound, match="remembers no answer"):
+def test_warm_up_after_an_unknown_response_is_refused() -> None:
+    with pytest.raises(PreviousNotFound, match="does not remember the response"):
         warmed_up(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
 
 
-def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_joined() -> None:
+def test_invalid_input_is_refused_when_it_must_be_joined() -> None:
     with pytest.raises(InvalidRequest, match="input is"):
         body(create(previous_response_id="resp_1", input=7), EarlierTurn("resp_1", b""))
     assert body(create(input=7))["input"] == 7
@@ -318,7 +318,7 @@ def test_a_refusal_is_an_error_event(status: int, answer: bytes, kind: str, said
     assert said in event["error"]["message"]
 
 
-def test_what_the_gateway_refuses_has_openai_s_code() -> None:
+def test_gateway_refusal_has_the_openai_code() -> None:
     event = json.loads(fault_message(SocketExpired("too long"), {}, None))
     assert event["error"]["code"] == "websocket_connection_limit_reached"
     assert (event["status"], "stream_id" in event) == (400, False)

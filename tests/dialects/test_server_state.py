@@ -1,4 +1,4 @@
-"""What of a request is kept by its provider, or billed after its answer."""
+"""References to content at the provider, and responses that are billed later."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fields(**body: Any) -> Any:
         ({"input": [{"role": "user", "content": 'say "item_reference"'}]}, ()),
     ],
 )
-def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, Any], kept: tuple[str, ...]) -> None:
+def test_references_to_stored_content_are_named(body: dict[str, Any], kept: tuple[str, ...]) -> None:
     assert kept_by_provider(fields(**body), "responses") == kept
 
 
@@ -48,13 +48,13 @@ def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, 
         (None, ()),
     ],
 )
-def test_a_thread_that_is_continued_is_named(thread: object, kept: tuple[str, ...]) -> None:
+def test_continued_thread_is_named(thread: object, kept: tuple[str, ...]) -> None:
     assert kept_by_provider(fields(messages=[], thread=thread), "messages") == kept
     assert kept_by_provider(fields(messages=[], thread=thread), "chat") == ()
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
-def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
+def test_other_formats_have_no_references(wire: Wire | None) -> None:
     body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
     assert kept_by_provider(body, wire) == continued_from(body, wire) == left_over(body, wire, "r") == ()
     assert not is_in_background(body, wire)
@@ -74,7 +74,7 @@ def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
         ({"conversation": "c" * 2_000, "previous_response_id": "r" * 2_000}, (), ("new",)),
     ],
 )
-def test_what_a_request_goes_on_from_and_what_may_go_on_from_its_answer(
+def test_ids_that_a_request_continues_and_ids_that_continue_it(
     body: dict[str, Any], before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     read = fields(input="hi", **body)
@@ -124,7 +124,7 @@ FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("wire", "items", "kept"), FILES)
-def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
+def test_file_reference_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
     assert kept_by_provider(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
 
 
@@ -132,12 +132,12 @@ def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], 
     ("wire", "items", "kept"),
     [*FILES, ("responses", [{"type": "item_reference", "id": "msg_1"}, *FILES[0][1]], ("item_reference", "file_id"))],
 )
-def test_what_is_known_of_the_beginning_is_not_looked_for_again(
+def test_references_in_the_cached_prefix_are_not_searched_again(
     wire: Wire, items: list[object], kept: tuple[str, ...]
 ) -> None:
-    name, begun, known = ITEMS[wire], said("word " * 1_000), PrefixCache(2**20)
+    name, prefix_items, known = ITEMS[wire], said("word " * 1_000), PrefixCache(2**20)
     for made in (items, said("more")):
-        body = json.dumps({"model": "m", name: [*begun, *made, *said("end")]}).encode()
+        body = json.dumps({"model": "m", name: [*prefix_items, *made, *said("end")]}).encode()
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
         contents = contents_of(call, wire, known)
         assert contents is not None
@@ -146,7 +146,7 @@ def test_what_is_known_of_the_beginning_is_not_looked_for_again(
         assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
         keys = keys_of(contents.messages or ())[:-1]
         known.keep(wire, CachedPrefix(contents.settled, contents.bounds, keys, "", MessageSums(), elsewhere))
-        begun += items
+        prefix_items += items
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_what_is_known_of_the_beginning_is_not_looked_for_again(
             "type": "output_text", "text": "x", "annotations": [{"type": "file_citation", "file_id": "f"}]}]}]}),
     ],
 )  # fmt: skip
-def test_what_only_speaks_of_a_file_is_none(wire: Wire, body: dict[str, Any]) -> None:
+def test_text_about_a_file_is_not_a_reference(wire: Wire, body: dict[str, Any]) -> None:
     assert kept_by_provider(fields(**body), wire) == ()
 
 
-def test_of_more_than_is_worth_building_a_name_is_believed() -> None:
+def test_large_messages_are_judged_by_the_pattern_alone() -> None:
     text = {"type": "text", "text": "x" * 2**20}
     for part, name in (({"file_id": "f"}, "file_id"), ({"file": {"file_data": URL}}, "file_url")):
         assert kept_by_provider(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
@@ -178,7 +178,7 @@ def test_of_more_than_is_worth_building_a_name_is_believed() -> None:
 
 
 @pytest.mark.parametrize("deep", [5_000, 400])
-def test_what_cannot_be_looked_into_names_nothing(deep: int) -> None:
+def test_unreadable_messages_have_no_references(deep: int) -> None:
     part = b'{"type":"file","file_id":"f","content":' * deep + b"0" + b"}" * deep
     array = b'[{"role":"user","content":[%b]}]' % part
     assert kept_by_provider({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
@@ -186,20 +186,18 @@ def test_what_cannot_be_looked_into_names_nothing(deep: int) -> None:
 
 
 @pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
-def test_an_answer_is_made_in_the_background_where_a_server_may_take_it_so(value: object, is_so: bool) -> None:
+def test_background_field_means_a_background_response(value: object, is_so: bool) -> None:
     assert is_in_background(fields(input="hi", background=value), "responses") is is_so
     assert not is_in_background(fields(input="hi"), "responses")
 
 
 @pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages", "completions", None])
-def test_an_answer_that_is_to_be_fetched_later_is_made_in_the_background(
-    wire: Wire | None, value: object, is_so: bool
-) -> None:
+def test_deferred_response_is_a_background_response(wire: Wire | None, value: object, is_so: bool) -> None:
     assert is_in_background(fields(messages=[], deferred=value), wire) is is_so
 
 
-def test_on_a_path_nobody_knows_a_picture_may_have_a_background() -> None:
+def test_image_background_on_an_unknown_path_is_not_a_background_response() -> None:
     for value in ("transparent", "opaque", "auto"):
         assert not is_in_background(fields(prompt="a cat", background=value), None)
     assert is_in_background(fields(input="hi", background=True), None)

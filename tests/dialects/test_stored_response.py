@@ -1,4 +1,4 @@
-"""Requests about earlier answers: what comes is read in the format of the request that asked for the answer."""
+"""Requests about earlier responses: a response is read in the format of the request that created it."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "on " 
         ([delta("on " * 30), event("completed", output=OUTPUT)], 200, 300),
         ([delta("on " * 300), event("completed", output=[])], 200, 300),
         ([delta("on " * 300), event("completed")], 200, 300),
-        # An answer that is not at its end repeats what is told piece by piece as well.
+        # A response that has not ended repeats its text in deltas too.
         ([event("in_progress", output=OUTPUT), delta("on " * 30)], 20, 30),
         ([delta("on " * 30), event("in_progress", output=OUTPUT)], 20, 30),
         ([delta("on " * 30), {"type": "response.completed", "response": None}], 20, 30),
     ],
 )
-def test_a_stream_that_began_anywhere_is_weighed_by_its_last_event_where_that_repeats_the_answer(
+def test_resumed_stream_is_counted_by_a_last_event_with_all_output(
     events: list[dict[str, Any]], least: int, most: int
 ) -> None:
     assert least < streamed(RESPONSES, *events).output_estimate < most
 
 
-def test_each_stream_is_read_in_the_format_in_which_its_answer_was_asked_for() -> None:
+def test_stream_is_read_in_the_format_of_its_original_request() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     choice = {"index": 0, "delta": {"content": "three"}, "finish_reason": "stop"}
     chat = streamed(DEFERRED, {"id": "c1", "choices": [choice], "usage": usage})
@@ -66,6 +66,6 @@ def test_each_stream_is_read_in_the_format_in_which_its_answer_was_asked_for() -
     assert (chat.usage.input_tokens, responses.usage.output_tokens) == (3, 4)
 
 
-def test_what_fetches_an_answer_asks_for_no_other() -> None:
+def test_fetching_a_response_does_not_ask_for_a_new_one() -> None:
     with pytest.raises(InvalidRequest):
         endpoint("GET", RESPONSES).dialect.read(b'{"model":"m","input":"hi"}')

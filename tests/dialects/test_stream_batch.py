@@ -1,4 +1,4 @@
-"""Events that are read at once say what each of them says alone: of the formats that name their events."""
+"""Events that are decoded together give the same result as single events, in the formats with named events."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gateway.dialects.base import EventReader, StreamMeter, named_event
 from gateway.dialects.openai_responses import ResponsesReader
 
 TEXTS = st.sampled_from(["", " word", "中 \U0001f600", '"', "x" * 40])
-#: of these types no part of a delta is: a batch with one of them is not read at once
+#: types that no part of a delta has, so a batch with one of them is read event by event
 ODD = st.sampled_from([7, True, [" a", {"text": "b"}], {"text": "c"}, [], {}])
-#: `0 == 0.0 == False`, and the first is the only number that is one
+#: `0 == 0.0 == False` in Python, but only the first is accepted as a number
 INDEX = st.sampled_from([0, 0, 0, 0, 1, None])
 ODD_INDEX = st.sampled_from([0.0, False, "0", 2.5, [0]])
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with some of these fields."""
+    """Generate objects with some of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
 def event(kind: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Events of a type, with some of these fields."""
+    """Generate events of a type with some of these fields."""
     return some(**fields).map(lambda said: {"type": kind, **said})
 
 
@@ -84,7 +84,7 @@ def spoken(index: st.SearchStrategy[Any], number: st.SearchStrategy[Any]) -> st.
     )
 
 
-#: mostly of one item, which is kept as it comes
+#: events mostly of one item, whose text is kept
 SPOKEN = spoken(INDEX, st.sampled_from([0, 1, 5, 2**70, None]))
 ITEM = some(id=st.just("i"), type=st.sampled_from(["message", "function_call", "reasoning"]), name=TEXTS)
 RESPONSE = some(id=TEXTS, model=TEXTS, status=st.sampled_from(["in_progress", "queued"]), usage=USAGE)
@@ -107,7 +107,7 @@ BEGUN = [
     json.dumps({"type": "response.output_item.added", "output_index": index, "item": item}).encode()
     for index, item in enumerate([{"type": "message", "id": "i"}, {"type": "function_call", "id": "j"}])
 ]
-#: what is no JSON, or no event
+#: data that is not JSON, or not an event
 BROKEN = st.sampled_from([
     b"{", b"7", b"[]", b'"type"', b"\xff", b'{"type":"\x00"}', b"{} {}", b"{},{}",
     b'{"type":"content_block_delta","delta":{"text":"\xff"}}', b'{"type":"response.output_text.delta","delta":"\xff"}',
@@ -117,7 +117,7 @@ BROKEN = st.sampled_from([
 def written(
     events: st.SearchStrategy[dict[str, Any]], odd: st.SearchStrategy[dict[str, Any]]
 ) -> st.SearchStrategy[list[bytes]]:
-    """The data of some events; in half of these lists there are odd ones, or broken ones, as well."""
+    """Generate data of events; half of the lists contain odd or broken events too."""
     data, others = (kind.map(lambda value: json.dumps(value, ensure_ascii=False).encode()) for kind in (events, odd))
     return st.lists(data, max_size=14) | st.lists(st.one_of(*[data] * 6, others, BROKEN), max_size=14)
 
@@ -140,12 +140,12 @@ def assert_the_same_at_once(make: Callable[[], EventReader], events: Sequence[by
 
 
 @given(written(MESSAGES, ODD_MESSAGES), st.integers(0, 14))
-def test_events_of_messages(events: list[bytes], cut: int) -> None:
+def test_batches_of_messages_events_equal_single_events(events: list[bytes], cut: int) -> None:
     assert_the_same_at_once(lambda: MessagesReader("m"), events, cut)
 
 
 @given(written(RESPONSES, ODD_RESPONSES), st.integers(0, 16))
-def test_events_of_responses(events: list[bytes], cut: int) -> None:
+def test_batches_of_responses_events_equal_single_events(events: list[bytes], cut: int) -> None:
     assert_the_same_at_once(responses, [*BEGUN, *events], cut)
 
 
@@ -169,7 +169,7 @@ def spoken_at(text: str, **place: object) -> dict[str, object]:
     ],
     ids=str,
 )
-def test_a_delta_of_another_place_does_not_go_on_with_the_one_before(second: dict[str, object]) -> None:
+def test_delta_of_another_item_does_not_continue_the_previous_one(second: dict[str, object]) -> None:
     events = [spoken_at("one"), spoken_at("two", **second), spoken_at("three")]
     assert_the_same_at_once(responses, [*BEGUN, *(json.dumps(one).encode() for one in events)], 0)
     broken = [json.dumps(one, ensure_ascii=False).encode("latin-1") for one in events]
@@ -177,14 +177,14 @@ def test_a_delta_of_another_place_does_not_go_on_with_the_one_before(second: dic
 
 
 @pytest.mark.parametrize("second", ["i", "j"])
-def test_items_without_an_index_are_told_apart_by_their_ids(second: str) -> None:
+def test_items_without_an_index_are_distinguished_by_id(second: str) -> None:
     events = [spoken_at("one", output_index=None), spoken_at("two", output_index=None, item_id=second)]
     done = {"type": "response.output_item.done", "item": {"type": "message", "id": "j", "arguments": "x" * 400}}
     assert_the_same_at_once(responses, [json.dumps(one).encode() for one in (*events, done)], 0)
 
 
 @pytest.mark.parametrize("kept", [{"content_index": 0}, {"content_index": 70}, {"content_index": None}])
-def test_texts_for_which_there_is_room_stay_whatever_comes_beside_them(kept: dict[str, object]) -> None:
+def test_texts_that_fit_are_kept_next_to_larger_ones(kept: dict[str, object]) -> None:
     said = {"type": "response.output_text.delta", "output_index": 0, "item_id": "i", "delta": "x" * 60_000}
     parts = [{**said, "content_index": number, "delta": "y"} for number in range(64)]
     more = [{**said, **kept, "delta": "z" * 30_000}] * 4
@@ -192,7 +192,7 @@ def test_texts_for_which_there_is_room_stay_whatever_comes_beside_them(kept: dic
     assert_the_same_at_once(responses, [*BEGUN, *events], 0)
 
 
-def test_data_of_which_several_make_one_value_never_raises() -> None:
+def test_data_that_is_valid_json_only_when_joined_never_raises() -> None:
     made = b'{"type":"content_block_delta","delta":{"text":"a"}}'
     for reader in (MessagesReader("m"), responses()):
         reader.read_all([b"{},{}", b"{}"])
@@ -202,7 +202,7 @@ def test_data_of_which_several_make_one_value_never_raises() -> None:
 
 
 class Counting(MessagesReader):
-    """Counts the events that are read alone."""
+    """Counts the events that are read one by one."""
 
     alone = 0
 
@@ -212,7 +212,7 @@ class Counting(MessagesReader):
 
 
 class CountingResponses(ResponsesReader):
-    """The same."""
+    """Counts the events that are read one by one."""
 
     alone = 0
 
@@ -241,7 +241,7 @@ SAYS: list[dict[str, object]] = [
     [(Counting("m"), THINKS), (CountingResponses("m", lambda: 3), SAYS)],
     ids=["messages", "responses"],
 )
-def test_of_a_stream_as_it_comes_few_events_are_read_alone(
+def test_few_events_of_a_stream_are_read_one_by_one(
     reader: Counting | CountingResponses, events: list[dict[str, object]]
 ) -> None:
     meter = StreamMeter(reader)

@@ -1,4 +1,4 @@
-"""Recorded streams of many providers, each cut in many ways: the same usage, the same events, the same bytes."""
+"""Recorded streams of many providers, split in many ways: the usage, the events and the bytes stay the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reader_of(stream: dict[str, Any], *, drop_usage: bool) -> EventReader:
 
 
 class Recorder:
-    """Notes the data of each event on its way to a reader."""
+    """Records the data of each event on its way to a reader."""
 
     def __init__(self, reader: EventReader) -> None:
         self.seen: list[bytes] = []
@@ -68,7 +68,7 @@ class Recorder:
         return self._reader.cut_short()
 
 
-# --- ways to cut ----------------------------------------------------------------------------------------------------------------
+# --- ways to split ----------------------------------------------------------------------------------------------------
 
 Cut = Callable[[bytes], list[bytes]]
 
@@ -96,16 +96,16 @@ def at_random(seed: int) -> Cut:
 
 def inside_characters_and_line_ends(body: bytes) -> list[bytes]:
     continued = {place for place, byte in enumerate(body) if 0x80 <= byte < 0xC0}
-    return at(body, continued | {found.start() + 1 for found in re.finditer(rb"\r\n|\n\n|\r\r", body)})
+    return at(body, continued | {result.start() + 1 for result in re.finditer(rb"\r\n|\n\n|\r\r", body)})
 
 
 def several_events_a_piece(body: bytes) -> list[bytes]:
-    ends = [found.end() for found in re.finditer(rb"(?:\r\n|\n|\r){2}", body)]
+    ends = [result.end() for result in re.finditer(rb"(?:\r\n|\n|\r){2}", body)]
     return at(body, set(ends[2::3]))
 
 
 def an_event_and_a_half_a_piece(body: bytes) -> list[bytes]:
-    ends = [found.end() for found in re.finditer(rb"(?:\r\n|\n|\r){2}", body)]
+    ends = [result.end() for result in re.finditer(rb"(?:\r\n|\n|\r){2}", body)]
     return at(body, {end + 9 for end in ends})
 
 
@@ -126,16 +126,16 @@ every_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 
 
 def events_of(body: bytes) -> list[bytes]:
-    """The data of each event, line by line as the standard tells it; also of one that nothing closes."""
-    found: list[bytes] = []
+    """Return the data of each event, parsed line by line as the standard says, including an unfinished event."""
+    result: list[bytes] = []
     lines: list[bytes] = []
     for line in [*re.split(rb"\r\n|\r|\n", body), b""]:
         if line.startswith(b"data:"):
             lines.append(line[5:].removeprefix(b" "))
         elif not line and lines:
-            found.append(b"\n".join(lines))
+            result.append(b"\n".join(lines))
             lines = []
-    return found
+    return result
 
 
 def is_usage_only(data: bytes) -> bool:
@@ -172,7 +172,7 @@ def test_every_recording_is_listed_and_as_it_was_recorded() -> None:
 
 
 @every_stream
-def test_the_independent_reading_finds_the_events_of_the_manifest(stream: dict[str, Any]) -> None:
+def test_independent_parser_finds_the_events_of_the_manifest(stream: dict[str, Any]) -> None:
     events = events_of(body_of(stream))
     assert len(events) == stream["events"]
     assert (events[-1] == b"[DONE]") == stream["done_marker"]
@@ -180,7 +180,7 @@ def test_the_independent_reading_finds_the_events_of_the_manifest(stream: dict[s
 
 @every_stream
 @every_cut
-def test_a_recorded_stream_gives_its_usage_its_events_and_its_bytes(stream: dict[str, Any], cut: Cut) -> None:
+def test_recorded_stream_keeps_usage_events_and_bytes(stream: dict[str, Any], cut: Cut) -> None:
     body = body_of(stream)
     out, answer, seen = metered(stream, body, cut, drop_usage=False)
     assert out == body
@@ -192,7 +192,7 @@ def test_a_recorded_stream_gives_its_usage_its_events_and_its_bytes(stream: dict
 
 @every_stream
 @every_cut
-def test_a_client_that_asked_for_no_usage_misses_nothing_else(stream: dict[str, Any], cut: Cut) -> None:
+def test_client_without_usage_option_gets_everything_else(stream: dict[str, Any], cut: Cut) -> None:
     body = body_of(stream)
     out, answer, _ = metered(stream, body, cut, drop_usage=True)
     dropped = stream["api"] in ("chat", "completions")
@@ -244,9 +244,7 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 1}
         *(("responses", events) for events in ((CREATED,), (CREATED, WORD), (WORD,))),
     ],
 )
-def test_a_stream_that_said_nothing_or_not_that_its_answer_ended_lacks_its_end(
-    api: str, events: tuple[dict[str, Any], ...]
-) -> None:
+def test_empty_or_unfinished_stream_lacks_its_end(api: str, events: tuple[dict[str, Any], ...]) -> None:
     meter = said(api, *events)
     meter.feed(b": a comment\n\n")
     assert meter.lacks_end()
@@ -278,13 +276,11 @@ def test_a_stream_that_said_nothing_or_not_that_its_answer_ended_lacks_its_end(
         *((api, ("Hello",)) for api in PATHS),
     ],
 )
-def test_a_stream_that_ends_in_one_of_many_ways_or_cannot_be_read_lacks_nothing(
-    api: str, events: tuple[dict[str, Any] | str, ...]
-) -> None:
+def test_finished_or_unreadable_stream_lacks_nothing(api: str, events: tuple[dict[str, Any] | str, ...]) -> None:
     assert not said(api, *events).lacks_end()
 
 
-def test_an_end_that_no_blank_line_closes_is_one() -> None:
+def test_end_mark_without_blank_line_counts() -> None:
     meter = said("chat", TEXT)
     assert meter.feed(b"data: [DONE]\n") == b""
     assert not meter.lacks_end()
@@ -339,7 +335,7 @@ def test_an_error_inside_a_stream_is_seen() -> None:
         ("anthropic-text", ()),
     ],
 )
-def test_the_tools_a_recorded_stream_calls_are_named(name: str, tools: tuple[str, ...]) -> None:
+def test_tools_called_in_a_recorded_stream_are_named(name: str, tools: tuple[str, ...]) -> None:
     stream = next(stream for stream in STREAMS if stream["name"] == name)
     assert metered(stream, body_of(stream), byte_by_byte, drop_usage=True)[1].tools == tools
 
@@ -348,7 +344,7 @@ def test_the_tools_a_recorded_stream_calls_are_named(name: str, tools: tuple[str
     "name",
     ["openai-chat-text", "openai-completion", "anthropic-text", "deepseek-reasoner", "mistral-text"],
 )
-def test_what_a_stream_delivered_is_estimated_near_what_was_billed_for_it(name: str) -> None:
+def test_estimated_output_is_near_the_billed_output(name: str) -> None:
     stream = next(stream for stream in STREAMS if stream["name"] == name)
     estimate = metered(stream, body_of(stream), whole, drop_usage=False)[1].output_estimate
     assert 0.4 < estimate / stream["usage"]["completion"] < 2.5

@@ -57,7 +57,7 @@ def test_only_a_refused_request_is_read() -> None:
     assert thinking_refusal(200, body(BOUND)) is None
 
 
-def test_all_lines_of_the_beta_header_are_kept_beside_the_one_that_is_added() -> None:
+def test_all_values_of_the_beta_header_are_kept() -> None:
     betas = [(b"anthropic-beta", b"one,two"), (b"x", b"y"), (b"Anthropic-Beta", b"three")]
     assert with_beta(betas, BINDING_BETA) == [(b"x", b"y"), (b"anthropic-beta", b"one,two,three," + BINDING_BETA)]
     assert with_beta([(b"anthropic-beta", BINDING_BETA)], BINDING_BETA) == [(b"anthropic-beta", BINDING_BETA)]

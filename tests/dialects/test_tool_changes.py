@@ -29,11 +29,11 @@ COMPACTION = {"type": "compaction", "content": "so far", "tool_changes": [
         ({"role": "user", "content": "hi"}, False),
     ],
 )
-def test_a_client_changes_tools_by_messages_of_the_operator(message: dict[str, Any], *, is_change: bool) -> None:
+def test_client_changes_tools_with_system_messages(message: dict[str, Any], *, is_change: bool) -> None:
     assert changes_tools(json.dumps([{"role": "user", "content": "hi"}, message]).encode()) is is_change
 
 
-def test_the_newest_compaction_says_which_tools_are_withdrawn_after_it() -> None:
+def test_newest_compaction_lists_the_withdrawn_tools() -> None:
     older = {**COMPACTION, "tool_changes": [change("removal", "old")]}
     messages = [{"role": "assistant", "content": [block]} for block in (older, COMPACTION)]
     raws = [json.dumps(one).encode() for one in (*messages, {"role": "user", "content": "go"})]

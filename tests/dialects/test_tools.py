@@ -47,7 +47,7 @@ def sent(
     has_choice: bool = False,
     takes: RestrictionSupport | None = None,
 ) -> Json:
-    """The body that a provider gets. `takes`: what its model accepts, else as a family without rules does."""
+    """Return the body that a provider gets. `takes`: what its model accepts; default: a family without rules."""
     fields = read_fields(json.dumps(request).encode())
     offer = offer_of(fields, wire)
     assert offer is not None
@@ -55,7 +55,7 @@ def sent(
     restriction = restricted(offer, tuple(keep), must=must, takes=takes)
     counted = dict(restriction.counted)
     if restriction.is_choice_among and not counted:
-        # As much as a request that leaves the choice to the model, which this one does by saying nothing.
+        # As many tokens as a request that leaves the choice to the model, as this one does by default.
         assert request.get("tool_choice") is None
         assert b'"required"' not in bytes(restriction.fields["tool_choice"])
         counted = {"tool_choice": b'"auto"'}
@@ -65,7 +65,7 @@ def sent(
 
 
 def may_call(wire: Wire, request: Json) -> tuple[set[str], bool]:
-    """What a provider makes of a request, read anew by its documents: the names it may call, and whether it must."""
+    """Read a request as its provider's documentation says: the names it may call, and whether it must call one."""
     listed = [(one.get("function") or one)["name"] for one in request.get("tools", [])]
     choice = request.get("tool_choice", "auto" if wire != "messages" else {"type": "auto"})
     if wire == "messages":
@@ -82,11 +82,11 @@ def may_call(wire: Wire, request: Json) -> tuple[set[str], bool]:
     return {(choice["function"] if wire == "chat" else choice)["name"]} & set(listed), True
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_tools_are_known_by_their_names(wire: Wire) -> None:
+def test_tools_are_identified_by_name(wire: Wire) -> None:
     assert offered(wire, body(wire, ["a", "b"])).names == ("a", "b")
 
 
@@ -100,7 +100,7 @@ def test_formats_without_tools_offer_none() -> None:
     assert offer_of(read_fields(json.dumps(body("chat", ["a"])).encode()), "completions") is None
 
 
-def test_functions_are_tools_of_an_older_form() -> None:
+def test_functions_are_legacy_tools() -> None:
     request = {"functions": [{"name": "a"}, {"name": "b"}], "function_call": {"name": "b"}, "tools": None}
     offer = offered("chat", request)
     assert (offer.is_legacy, offer.names, offer.named) == (True, ("b",), "b")
@@ -132,12 +132,12 @@ def test_functions_are_tools_of_an_older_form() -> None:
         ("messages", {"name": "a\r\nx-evil: 1"}, "a\r\nx-evil: 1"),
     ],
 )
-def test_a_tool_goes_by_its_name_else_by_its_server_or_type(wire: Wire, entry: Json, name: str) -> None:
+def test_tool_is_identified_by_name_or_server_or_type(wire: Wire, entry: Json, name: str) -> None:
     assert offered(wire, {"tools": [entry]}).names == (name,)
 
 
 @pytest.mark.parametrize("entry", [None, 1, "search", [], [[]], {"type": 5}, {"type": []}, {"type": {}}, {"type": ""}])
-def test_what_is_no_tool_is_not_offered(entry: Any) -> None:
+def test_invalid_entry_is_not_offered(entry: Any) -> None:
     assert offered("chat", {"tools": [entry, tool("chat", "a")]}).names == ("a",)
     assert sent("chat", {"tools": [entry, tool("chat", "a"), tool("chat", "b")]}, ["a"])["tools"] == [tool("chat", "a")]
 
@@ -159,7 +159,7 @@ def test_what_is_no_tool_is_not_offered(entry: Any) -> None:
         ("responses", {"tools": [{"type": "function", "name": "a", "function": {"name": "b"}}]}),
     ],
 )
-def test_a_request_that_two_may_read_differently_is_refused(wire: Wire, fields: Json) -> None:
+def test_ambiguous_request_is_refused(wire: Wire, fields: Json) -> None:
     with pytest.raises(InvalidRequest):
         offer_of(read_fields(json.dumps({"model": "m", **fields}).encode()), wire)
 
@@ -197,7 +197,7 @@ def test_one_name_in_two_places_is_one_name() -> None:
         ("messages", {"type": "tool", "name": "b"}, "required", ("b",)),
     ],
 )  # fmt: skip
-def test_what_a_choice_says(wire: Wire, choice: Any, mode: str, names: tuple[str, ...]) -> None:
+def test_choice_is_read(wire: Wire, choice: Any, mode: str, names: tuple[str, ...]) -> None:
     offer = offered(wire, body(wire, ["a", "b"], tool_choice=choice))
     assert (offer.mode, offer.names) == (mode, names)
 
@@ -228,13 +228,11 @@ def test_a_server_or_a_hosted_tool_may_be_chosen_too() -> None:
         ("messages", [{"type": "mcp_toolset", "mcp_server_name": "github"}, tool("messages", "a")], "a", "a"),
     ],
 )  # fmt: skip
-def test_what_an_answer_calls_is_known_as_it_was_offered(
-    wire: Wire, entries: list[Json], used: str, known: str
-) -> None:
+def test_called_tool_has_its_offered_name(wire: Wire, entries: list[Json], used: str, known: str) -> None:
     assert offered(wire, {"tools": entries}).known_as(used) == known
 
 
-def test_the_servers_of_a_request_are_tools_of_it() -> None:
+def test_mcp_servers_are_tools() -> None:
     servers = [{"type": "url", "url": "https://a", "name": "a"}, {"type": "url", "url": "https://b", "name": "b"}]
     toolsets = [{"type": "mcp_toolset", "mcp_server_name": name} for name in ("a", "b")]
     listed = {"tools": [*toolsets, tool("messages", "c")], "mcp_servers": servers}
@@ -245,7 +243,7 @@ def test_the_servers_of_a_request_are_tools_of_it() -> None:
     assert alone == {"mcp_servers": [servers[0]]}
 
 
-# --- how it is narrowed ---------------------------------------------------------------------------------------------
+# --- restricting ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -255,7 +253,7 @@ def test_a_request_that_offers_nothing_else_is_not_changed(wire: Wire, has_choic
     assert sent(wire, request, ["a", "b"], has_choice=has_choice) == request
 
 
-def test_a_choice_among_some_leaves_the_list_as_it_is() -> None:
+def test_choice_among_tools_keeps_the_list() -> None:
     restrict = sent("chat", body("chat", ["a", "b", "c"]), ["a", "c"], has_choice=True)
     assert [one["function"]["name"] for one in restrict["tools"]] == ["a", "b", "c"]
     entries = [{"type": "function", "function": {"name": name}} for name in ("a", "c")]
@@ -266,7 +264,7 @@ def test_a_choice_among_some_leaves_the_list_as_it_is() -> None:
     }  # fmt: skip
 
 
-def test_hosted_tools_and_servers_are_named_in_a_choice_as_the_api_has_it() -> None:
+def test_choice_names_hosted_tools_and_servers_as_in_the_api() -> None:
     tools = [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}, tool("responses", "a")]
     restrict = sent("responses", {"tools": tools}, ["github", "web_search"], must=True, has_choice=True)
     assert restrict["tool_choice"] == {
@@ -285,18 +283,18 @@ def test_hosted_tools_and_servers_are_named_in_a_choice_as_the_api_has_it() -> N
     ],
 )
 @pytest.mark.parametrize("has_choice", [True, False])
-def test_what_must_be_the_one_is_named_and_the_list_stays(wire: Wire, choice: Json, has_choice: bool) -> None:
+def test_only_allowed_tool_is_named_and_the_list_kept(wire: Wire, choice: Json, has_choice: bool) -> None:
     restrict = sent(wire, body(wire, ["a", "b"]), ["b"], must=True, has_choice=has_choice)
     assert restrict == {**body(wire, ["a", "b"]), "tool_choice": choice}
 
 
-def test_a_set_of_tools_cannot_be_named_and_is_the_only_thing_offered_instead() -> None:
+def test_set_of_tools_is_not_named_but_offered_alone() -> None:
     servers = [{"type": "url", "name": "srv", "url": "https://x"}]
     restrict = sent("messages", {"tools": [tool("messages", "a")], "mcp_servers": servers}, ["srv"], must=True)
     assert restrict == {"tools": [], "mcp_servers": servers, "tool_choice": {"type": "any"}}
 
 
-def test_what_a_client_says_beside_its_choice_stays() -> None:
+def test_other_fields_of_a_choice_are_kept() -> None:
     said = {"type": "auto", "disable_parallel_tool_use": True}
     request = body("messages", ["a", "b", "c"], tool_choice=said)
     assert sent("messages", request, ["a"], must=True)["tool_choice"] == {**said, "type": "tool", "name": "a"}
@@ -307,7 +305,7 @@ def test_what_a_client_says_beside_its_choice_stays() -> None:
 
 
 @pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 2000}, {"type": "adaptive"}])
-def test_no_tool_is_forced_while_anthropic_thinks(thinking: Json) -> None:
+def test_no_tool_is_forced_while_claude_thinks(thinking: Json) -> None:
     restrict = sent("messages", body("messages", ["a", "b"], thinking=thinking), ["a"], must=True)
     assert "tool_choice" not in restrict
     assert [one["name"] for one in restrict["tools"]] == ["a"]
@@ -339,7 +337,7 @@ OFF = {"thinking": {"type": "disabled"}}
         ),
     ],
 )
-def test_a_family_says_when_a_tool_may_be_forced(
+def test_family_decides_when_a_tool_may_be_forced(
     family: TokenizerFamily, wire: Wire, fields: Json, expected: bool
 ) -> None:
     assert takes_forced(family, offered(wire, body(wire, ["a"], **fields))) is expected
@@ -354,7 +352,7 @@ def test_a_model_that_refuses_force_is_restricted_without_it(wire: Wire, has_cho
     assert may_call(wire, sent(wire, body(wire, ["a", "b"]), ["a"], must=True, takes=takes)) == ({"a"}, False)
 
 
-def test_a_forced_choice_of_the_client_stays_where_the_model_refuses_it() -> None:
+def test_forced_choice_of_the_client_is_kept_even_if_the_model_refuses_it() -> None:
     request = body("chat", ["a", "b"], tool_choice="required")
     assert sent("chat", request, ["a", "b"], must=True, takes=RestrictionSupport(forced=False)) == request
 
@@ -363,9 +361,7 @@ def test_a_forced_choice_of_the_client_stays_where_the_model_refuses_it() -> Non
 @pytest.mark.parametrize("keep", [["a"], ["a", "b"], ["b"], []])
 @pytest.mark.parametrize("must", [True, False])
 @pytest.mark.parametrize("forced", [True, False])
-def test_a_list_that_thinking_is_bound_to_is_the_same_whatever_may_be_called(
-    wire: Wire, keep: list[str], must: bool, forced: bool
-) -> None:
+def test_bound_tool_list_is_the_same_in_every_step(wire: Wire, keep: list[str], must: bool, forced: bool) -> None:
     takes = RestrictionSupport(forced=forced, listed=frozenset("abc"))
     restrict = sent(wire, body(wire, ["a", "x", "b", "c"]), keep, must=must, takes=takes)
     assert [(one.get("function") or one)["name"] for one in restrict["tools"]] == ["a", "b", "c"]
@@ -389,20 +385,20 @@ def test_a_list_that_thinking_is_bound_to_is_the_same_whatever_may_be_called(
         ((), False, False, ()),
     ],
 )
-def test_what_stays_offered_beyond_the_step_is_named(
+def test_tools_that_stay_offered_are_named(
     keep: tuple[str, ...], must: bool, choice: bool, beyond: tuple[str, ...]
 ) -> None:
     offer = offered("chat", body("chat", ["a", "b"]))
     assert restricted(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).beyond == beyond
 
 
-def test_a_bound_list_is_the_same_where_the_client_itself_rules_tools_out() -> None:
+def test_bound_tool_list_is_the_same_if_the_client_excludes_tools() -> None:
     request = body("messages", ["a", "b"], tool_choice={"type": "none"})
     restrict = sent("messages", request, [], takes=RestrictionSupport(listed=frozenset("a")))
     assert (restrict["tools"], restrict["tool_choice"]) == ([tool("messages", "a")], {"type": "none"})
 
 
-def test_a_bound_list_of_nothing_is_left_as_it_is() -> None:
+def test_empty_bound_list_is_unchanged() -> None:
     restrict = sent("messages", body("messages", ["a"]), [], takes=RestrictionSupport(listed=frozenset()))
     assert restrict == {**body("messages", ["a"]), "tool_choice": {"type": "none"}}
 
@@ -414,7 +410,7 @@ def test_a_shorter_list_keeps_the_tools_that_messages_refer_to() -> None:
     assert restricted(offered("messages", request), ("a",), must=False, takes=takes).beyond == ("c",)
 
 
-def test_only_a_force_that_the_client_did_not_ask_for_is_ours() -> None:
+def test_only_a_new_forced_choice_is_marked_as_forced() -> None:
     def is_forced(**fields: Any) -> bool:
         return restricted(
             offered("chat", body("chat", ["a", "b"], **fields)), ("a",), must=True, takes=RestrictionSupport()
@@ -425,7 +421,7 @@ def test_only_a_force_that_the_client_did_not_ask_for_is_ours() -> None:
 
 
 @pytest.mark.parametrize(("wire", "none"), [("chat", "none"), ("responses", "none"), ("messages", {"type": "none"})])
-def test_where_nothing_may_be_called_the_list_stays_and_the_choice_is_none(wire: Wire, none: Any) -> None:
+def test_no_allowed_tool_keeps_the_list_and_sets_choice_none(wire: Wire, none: Any) -> None:
     for has_choice in (True, False):
         restrict = sent(wire, body(wire, ["a"]), [], has_choice=has_choice)
         assert restrict == {**body(wire, ["a"]), "tool_choice": none}
@@ -433,7 +429,7 @@ def test_where_nothing_may_be_called_the_list_stays_and_the_choice_is_none(wire:
     assert sent(wire, request, []) == request
 
 
-def test_functions_are_narrowed_in_their_own_words() -> None:
+def test_legacy_functions_are_restricted_in_their_own_form() -> None:
     functions = [{"name": name, "parameters": SCHEMA} for name in ("a", "b", "c")]
     request = {"functions": functions}
     assert sent("chat", request, ["b"], must=True, has_choice=True) == {**request, "function_call": {"name": "b"}}
@@ -441,14 +437,14 @@ def test_functions_are_narrowed_in_their_own_words() -> None:
     assert sent("chat", request, []) == {**request, "function_call": "none"}
 
 
-def test_a_forced_choice_that_may_be_called_stays() -> None:
+def test_allowed_forced_choice_is_kept() -> None:
     choice = {"type": "function", "function": {"name": "a"}}
     request = body("chat", ["a", "b"], tool_choice=choice)
     for must in (True, False):
         assert sent("chat", request, ["a"], must=must, has_choice=True) == request
 
 
-def test_a_choice_among_some_of_the_clients_own_gets_narrower() -> None:
+def test_clients_choice_among_tools_is_restricted_further() -> None:
     def among(*names: str, mode: str = "auto") -> Json:
         entries = [{"type": "function", "function": {"name": name}} for name in names]
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": entries}}
@@ -461,7 +457,7 @@ def test_a_choice_among_some_of_the_clients_own_gets_narrower() -> None:
     assert (shorter["tools"], shorter["tool_choice"]) == ([tool("chat", "b")], among("b"))
 
 
-def test_a_mark_for_the_cache_moves_from_what_is_left_out_to_what_stands_before_it() -> None:
+def test_cache_mark_moves_from_a_removed_tool_to_the_previous_one() -> None:
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     first, second, third = (tool("messages", name) for name in "abc")
 
@@ -481,7 +477,7 @@ def test_a_mark_for_the_cache_moves_from_what_is_left_out_to_what_stands_before_
     ], "none may stand on a tool that is loaded later"
 
 
-def test_tools_that_a_search_was_to_find_are_offered_at_once_where_nothing_else_is_left() -> None:
+def test_deferred_tools_are_loaded_if_no_others_remain() -> None:
     search = {"type": "tool_search_tool_regex_20251119", "name": "search"}
     later = [{**tool("messages", name), "defer_loading": True} for name in "ab"]
     request = {"tools": [search, *later]}
@@ -491,13 +487,13 @@ def test_tools_that_a_search_was_to_find_are_offered_at_once_where_nothing_else_
     assert sent("messages", request, ["search", "a"])["tools"] == [search, later[0]]
 
 
-def test_tools_with_one_name_stay_or_go_together() -> None:
+def test_tools_with_one_name_are_kept_or_removed_together() -> None:
     twins = {"tools": [tool("chat", "a"), tool("chat", "b"), tool("chat", "a")]}
     assert sent("chat", twins, ["a"])["tools"] == [tool("chat", "a"), tool("chat", "a")]
     assert sent("chat", twins, ["b"])["tools"] == [tool("chat", "b")]
 
 
-def test_what_is_kept_of_a_list_keeps_its_bytes() -> None:
+def test_kept_entries_keep_their_bytes() -> None:
     raw = b'{"tools": [ {"name" : "a", "n": 1e999} ,{"name":"b","x":1.0e0} ]}'
     offer = offer_of(read_fields(raw), "messages")
     assert offer is not None
@@ -506,7 +502,7 @@ def test_what_is_kept_of_a_list_keeps_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_more_than_can_stay_read_is_read_all_the_same_and_not_kept(wire: Wire) -> None:
+def test_large_offer_is_read_but_not_cached(wire: Wire) -> None:
     request = body(wire, [f"tool_{number}" for number in range(2000)])
     offer, again = offered(wire, request), offered(wire, request)
     assert (len(offer.names), offer.is_known, offer is again) == (2000, False, False)
@@ -517,7 +513,7 @@ def test_more_than_can_stay_read_is_read_all_the_same_and_not_kept(wire: Wire) -
 
 
 @pytest.mark.parametrize("field", ["tools", "tool_choice"])
-def test_far_too_many_tools_are_refused(field: str) -> None:
+def test_too_many_tools_are_refused(field: str) -> None:
     def request(number: int) -> Json:
         many = [{"name": f"t{index}"} for index in range(number)]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": many}}
@@ -529,8 +525,8 @@ def test_far_too_many_tools_are_refused(field: str) -> None:
     assert refused.value.param == field
 
 
-def test_each_of_many_tools_is_looked_up_and_not_searched_for() -> None:
-    """Thousands of tools, each compared with all others, would keep all other calls waiting for minutes."""
+def test_many_tools_are_looked_up_in_constant_time() -> None:
+    """Comparing each of thousands of tools with all others would delay all other calls for minutes."""
 
     class Names(tuple[str, ...]):
         __slots__ = ()
@@ -545,7 +541,7 @@ def test_each_of_many_tools_is_looked_up_and_not_searched_for() -> None:
     assert found.is_choice_among
 
 
-def test_far_too_much_is_not_read() -> None:
+def test_too_large_offer_is_not_read() -> None:
     with pytest.raises(InvalidRequest, match="4,194,304 bytes"):
         offered("chat", body("chat", ["x" * 5_000_000]))
 
@@ -574,7 +570,7 @@ def choices(wire: Wire) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("wire", WIRES)
 @given(data=st.data())
-def test_exactly_what_is_kept_may_be_called_and_unknown_fields_survive(wire: Wire, data: st.DataObject) -> None:
+def test_only_kept_tools_may_be_called_and_unknown_fields_survive(wire: Wire, data: st.DataObject) -> None:
     choice = data.draw(choices(wire))
     request = body(wire, data.draw(NAMES), **({} if choice is None else {"tool_choice": choice}))
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
@@ -586,7 +582,7 @@ def test_exactly_what_is_kept_may_be_called_and_unknown_fields_survive(wire: Wir
     before, forced = may_call(wire, request)
     assert set(offer.names) == before
     keep = data.draw(st.lists(st.sampled_from(sorted(before)), unique=True)) if before else []
-    assume(offer.named is None or set(keep) == before)  # else the call is refused
+    assume(offer.named is None or set(keep) == before)  # otherwise the call is refused
     must, has_choice = data.draw(st.booleans()), data.draw(st.booleans())
     restrict = sent(wire, request, keep, must=must, has_choice=has_choice)
     after, is_forced = may_call(wire, restrict)
@@ -625,7 +621,7 @@ ANYTHING = st.recursive(
 )
 @example("messages", {"tools": [{"name": "a"}], "thinking": {"type": []}}, False, False)
 @example("chat", {"tools": [{"type": "none"}, {}]}, True, False)
-def test_no_odd_json_breaks_it(wire: Wire, fields: Mapping[str, Any], must: bool, has_choice: bool) -> None:
+def test_odd_json_never_raises(wire: Wire, fields: Mapping[str, Any], must: bool, has_choice: bool) -> None:
     raw = read_fields(json.dumps(fields).encode())
     try:
         offer = offer_of(raw, wire)

@@ -1,4 +1,4 @@
-"""A server in the test's own loop that answers each request with the bytes it was given for it."""
+"""A server in the test's own event loop that responds to each request with given bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 @dataclass
 class Answering:
-    """Each request gets the next of `answers`; None ends the connection in its place. `requests`: as they came."""
+    """Sends the next of `answers` to each request; None ends the connection. `requests`: the received requests."""
 
     answers: list[bytes | None]
     requests: list[bytes] = field(default_factory=list)
@@ -59,12 +59,12 @@ class Answering:
 
 @contextlib.asynccontextmanager
 async def answering(*answers: bytes | None) -> AsyncIterator[Answering]:
-    """Such a server."""
+    """Start such a server."""
     async with Answering(list(answers)) as server:
         yield server
 
 
 def ok(body: bytes = b"ok", *headers: bytes, status: bytes = b"200 OK") -> bytes:
-    """A whole answer."""
+    """Return a whole response."""
     lines: Sequence[bytes] = [b"HTTP/1.1 " + status, b"content-length: %d" % len(body), *headers]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -1,4 +1,4 @@
-"""Bodies of answers, in pieces."""
+"""Response bodies, in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.upstream.body import AlreadyRead, decompressed
 from tests.support.timing import turns_counted
 
 
-async def test_others_have_their_turn_while_much_comes_of_a_small_piece() -> None:
+async def test_other_tasks_run_while_a_small_chunk_expands() -> None:
     size = 64 * 2**20
     answer = AlreadyRead(200, [(b"content-encoding", b"gzip")], gzip.compress(bytes(size)))
     async with turns_counted() as turns:

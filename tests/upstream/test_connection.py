@@ -1,4 +1,4 @@
-"""What one HTTP/1.1 connection makes of the bytes that come over it."""
+"""Parsing of the bytes received over one HTTP/1.1 connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoAnswer, NotHttp
+from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoResponse, NotHttp
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import Answering, answering, ok
 
@@ -22,20 +22,20 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 @contextlib.asynccontextmanager
 async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connection]:
-    orphaned = asyncio.Event()
+    ended = asyncio.Event()
     port = server.port if isinstance(server, Answering) else server.sockets[0].getsockname()[1]
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: Connection(lambda _: orphaned.set()), "127.0.0.1", port
+        lambda: Connection(lambda _: ended.set()), "127.0.0.1", port
     )
     try:
         yield connection
     finally:
         connection.abort()
-        await orphaned.wait()
+        await ended.wait()
 
 
 async def next_of(answer: HttpResponse) -> bytes:
-    await answer.news()
+    await answer.wait_for_data()
     return answer.take()
 
 
@@ -56,39 +56,39 @@ async def whole(answer: HttpResponse) -> bytes:
         (b"HTTP/1.0 200 OK\r\ncontent-length: 4\r\n\r\nbody", b"body", False),
         (CHUNKED + b"2\r\nbo\r\n2;x=y\r\ndy\r\n0\r\n\r\n", b"body", True),
         (CHUNKED + b"4\r\nbody\r\n0\r\nx-trailer: t\r\n\r\n", b"body", True),
-        # As some servers write them.
+        # As some servers send them.
         (CHUNKED + b"4  \r\nbody\r\n0\r\n\r\n", b"body", True),
         (b"HTTP/1.1 200 OK\ncontent-length: 4\n\nbody", b"body", True),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"body"), b"body", True),
         (b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nlink: </b>\r\n\r\n" + ok(b"body"), b"body", True),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b"", True),
         (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 10\r\n\r\n", b"", True),
-        # Another answer that nobody asked for, or what is none.
+        # A second response that was not requested, or invalid data.
         (ok(b"body") + ok(b"more"), b"body", False),
         (ok(b"body") + b"nonsense", b"body", False),
     ],
 )
-async def test_an_answer_is_read_as_it_is_framed(original: bytes, body: bytes, is_kept: bool, at_once: bool) -> None:
+async def test_response_is_read_by_its_framing(original: bytes, body: bytes, is_kept: bool, at_once: bool) -> None:
     async with answering(original if at_once else b"") as server, connected(server) as connection:
-        asked = asyncio.ensure_future(connection.ask(GET))
+        request = asyncio.ensure_future(connection.ask(GET))
         if not at_once:
             await eventually(lambda: server.requests, "the request is there")
             for place in range(len(original)):
                 server.writers[0].write(original[place : place + 1])
                 await asyncio.sleep(0)
-        answer = await asked
+        answer = await request
         assert await whole(answer) == body
         assert answer.status in (200, 204, 304)
         assert all(
             name.lower() in (b"content-length", b"transfer-encoding", b"connection") for name, _ in answer.headers
         )
-        # What belongs to no answer may still be on its way, and is noticed then.
-        await eventually(lambda: not answer.is_tainted or connection.is_orphaned, "it is hung up on")
+        # Data that belongs to no response may still arrive, and is noticed then.
+        await eventually(lambda: not answer.is_tainted or connection.is_lost, "it is hung up on")
         if at_once or is_kept:
-            assert connection.leave() is is_kept
+            assert connection.release() is is_kept
 
 
-async def test_names_of_headers_come_without_blanks_and_in_lower_case() -> None:
+async def test_header_names_are_stripped_and_lower_case() -> None:
     original = b"HTTP/1.1 200 OK\r\nContent-Length : 4\r\nConnection : keep-alive\r\n\r\nbody"
     async with answering(original) as server, connected(server) as connection:
         answer = await connection.ask(GET)
@@ -96,13 +96,13 @@ async def test_names_of_headers_come_without_blanks_and_in_lower_case() -> None:
         assert [name for name, _ in answer.headers] == [b"content-length", b"connection"]
 
 
-async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
+async def test_response_to_head_has_no_body() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n") as server, connected(server) as connection:
         answer = await connection.ask(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", has_body=False)
         assert await whole(answer) == b""
 
 
-async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_a_reset() -> None:
+async def test_response_without_length_ends_with_close_and_not_with_reset() -> None:
     open_ended = (b"HTTP/1.1 200 OK\r\n\r\nbody", b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nbody")
     for is_reset, original in itertools.product((False, True), open_ended):
         async with answering(original) as server, connected(server) as connection:
@@ -116,13 +116,13 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
             else:
                 server.writers[0].close()
                 assert await next_of(answer) == b""
-            assert not connection.leave()
+            assert not connection.release()
 
 
 @pytest.mark.parametrize(
     ("original", "kind"),
     [
-        (None, NoAnswer),
+        (None, NoResponse),
         (b"SSH-2.0-OpenSSH\r\n", NotHttp),
         (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000, NotHttp),
         (b"HTTP/1.1 200 OK\r\n" + b"x: a\r\n" * 20_000, NotHttp),
@@ -132,25 +132,25 @@ async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_
         (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nbody", NotHttp),
     ],
 )
-async def test_what_is_no_answer_is_told_of_and_hung_up_on(original: bytes | None, kind: type[Exception]) -> None:
+async def test_invalid_response_raises_and_closes_the_connection(original: bytes | None, kind: type[Exception]) -> None:
     async with answering(original) as server, connected(server) as connection:
         with pytest.raises(kind):
             await asyncio.wait_for(connection.ask(GET), LIMIT_S)
-        await eventually(lambda: connection.is_orphaned, "it is hung up on")
-        assert not connection.leave()
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        assert not connection.release()
 
 
-async def test_what_comes_while_nothing_was_asked_for_ends_the_connection() -> None:
+async def test_unrequested_data_closes_the_connection() -> None:
     async with answering(ok()) as server, connected(server) as connection:
         await whole(await connection.ask(GET))
-        assert connection.leave()
+        assert connection.release()
         server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
-        await eventually(lambda: connection.is_orphaned, "it is hung up on")
-        with pytest.raises(NoAnswer):
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        with pytest.raises(NoResponse):
             await connection.ask(GET)
 
 
-async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() -> None:
+async def test_early_refusal_stops_sending_a_large_body() -> None:
     refused = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,11 +164,11 @@ async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() ->
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (413, b"too large")
-        assert not connection.leave(), "the rest of the body would be taken for the next request"
+        assert not connection.release(), "the rest of the body would be taken for the next request"
         refused.set()
 
 
-async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it() -> None:
+async def test_early_success_response_gets_the_whole_body() -> None:
     size = 20_000_000
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,10 +184,10 @@ async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it(
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
         answer = await asyncio.wait_for(connection.ask(head, bytes(size)), LIMIT_S)
         assert await asyncio.wait_for(whole(answer), LIMIT_S) == b"whole"
-        assert connection.leave()
+        assert connection.release()
 
 
-async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was_not_read() -> None:
+async def test_connection_with_unread_request_is_not_reused() -> None:
     is_over = asyncio.Event()
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,38 +198,38 @@ async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, connected(server) as connection:
         assert connection._transport is not None
-        # In place of a slow way.
+        # Simulates a slow network.
         connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         body = bytes(500_000)
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (429, b"later")
-        assert not connection.leave()
+        assert not connection.release()
         is_over.set()
 
 
-async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
+async def test_aborted_response_is_not_complete() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n\r\nbody") as server, connected(server) as connection:
         answer = await connection.ask(GET)
         connection.abort()
-        await eventually(lambda: connection.is_orphaned, "it has ended")
+        await eventually(lambda: connection.is_lost, "it has ended")
         assert await next_of(answer) == b"body"
         with pytest.raises(BrokenOff):
             await next_of(answer)
-        assert not connection.leave()
+        assert not connection.release()
 
 
-async def test_a_connection_whose_end_is_under_way_is_asked_nothing() -> None:
+async def test_closing_connection_gets_no_request() -> None:
     async with answering(ok()) as server, connected(server) as connection:
         await whole(await connection.ask(GET))
-        assert connection.leave()
+        assert connection.release()
         connection.abort()
         assert not connection.is_open
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoResponse):
             await connection.ask(GET)
 
 
-async def test_of_an_answer_that_nobody_takes_only_so_much_is_read() -> None:
+async def test_unread_response_is_buffered_up_to_a_limit() -> None:
     size = 30_000_000
     async with answering(ok(bytes(size))) as server, connected(server) as connection:
         answer = await connection.ask(GET)
@@ -239,10 +239,10 @@ async def test_of_an_answer_that_nobody_takes_only_so_much_is_read() -> None:
             await asyncio.sleep(0.05)
         assert kept < 1_000_000
         assert len(await whole(answer)) == size
-        assert connection.leave()
+        assert connection.release()
 
 
-async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
+async def test_external_error_is_raised_after_received_data() -> None:
     async with (
         answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc") as server,
         connected(server) as connection,
@@ -253,27 +253,27 @@ async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
         assert await next_of(answer) == b"abc"
         with pytest.raises(TimeoutError):
             await next_of(answer)
-        assert not connection.leave()
+        assert not connection.release()
 
 
 @pytest.mark.parametrize("endless", [b"4;x=", b"0\r\nx-trailer: "])
-async def test_an_answer_that_says_nothing_at_length_is_hung_up_on(endless: bytes) -> None:
+async def test_endless_framing_without_body_closes_the_connection(endless: bytes) -> None:
     async with answering(CHUNKED + b"3\r\nabc\r\n" + endless) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await next_of(answer) == b"abc"
-        while not connection.is_orphaned:
+        while not connection.is_lost:
             server.writers[0].write(b"x" * 10_000)
             await asyncio.sleep(0)
         with pytest.raises(BrokenOff):
             await next_of(answer)
 
 
-async def test_an_answer_is_gone_once_it_is_left() -> None:
-    """Without the garbage collector: under load it would be the dearest part of a call."""
+async def test_response_is_freed_after_release() -> None:
+    """Without the garbage collector, which would be the most expensive part of a call under load."""
     async with answering(ok()) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await whole(answer) == b"ok"
-        assert connection.leave()
+        assert connection.release()
         gone = weakref.finalize(answer, lambda: None)
         gc.disable()
         try:

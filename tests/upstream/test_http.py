@@ -58,7 +58,7 @@ async def read(upstream: HttpUpstream, request: Outgoing) -> tuple[int, bytes]:
         return reply.status, b"".join([piece async for piece in reply.chunks()])
 
 
-async def test_an_answer_comes_as_it_was_sent(byte_server: StartUpstream) -> None:
+async def test_response_is_passed_unchanged(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b"body", b"X-Odd-Case: yes", status=b"201 Created"))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         assert reply.status == 201
@@ -69,7 +69,7 @@ async def test_an_answer_comes_as_it_was_sent(byte_server: StartUpstream) -> Non
     assert [value for name, value in request.headers if name == "x-a"] == ["1", "2"]
 
 
-async def test_nothing_is_sent_that_the_caller_did_not_send(byte_server: StartUpstream) -> None:
+async def test_only_given_headers_are_sent(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b""))
     async with upstream_of(server.url) as upstream:
         await read(upstream, outgoing(server.url))
@@ -78,7 +78,7 @@ async def test_nothing_is_sent_that_the_caller_did_not_send(byte_server: StartUp
     assert names <= {"host", "x-a", "content-length", "accept-encoding"}
 
 
-async def test_who_waits_for_a_connection_does_not_wait_for_the_provider() -> None:
+async def test_calls_that_time_out_waiting_for_a_connection_are_not_at_work() -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError), contextlib.closing(writer):
             while await reader.readuntil(b"{}"):
@@ -88,31 +88,31 @@ async def test_who_waits_for_a_connection_does_not_wait_for_the_provider() -> No
     async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         limits = UpstreamTimeouts(connect_s=LIMIT_S, first_byte_s=0.35, between_bytes_s=LIMIT_S)
-        upstream, told = HttpUpstream("p", f"{url}/v1", limits, max_connections=1), list[bool]()
-        request = replace(outgoing(url), at_work=lambda *, is_so: told.append(is_so))
+        upstream, reported = HttpUpstream("p", f"{url}/v1", limits, max_connections=1), list[bool]()
+        request = replace(outgoing(url), at_work=lambda *, is_so: reported.append(is_so))
         asked = [asyncio.create_task(read(upstream, request)) for _ in range(4)]
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        result = await asyncio.gather(*asked, return_exceptions=True)
         await upstream.aclose()
-    # Each waits for the provider 0.2 s, the second 0.2 s for a connection besides; the others give up waiting.
-    assert found[:2] == [(200, b""), (200, b"")]
-    for busy in found[2:]:
+    # Each waits 0.2 s for the provider, the second another 0.2 s for a connection. The others give up waiting.
+    assert result[:2] == [(200, b""), (200, b"")]
+    for busy in result[2:]:
         assert isinstance(busy, UpstreamBusy)
         assert not busy.is_providers
         assert not busy.may_pass
         assert "max_connections" in busy.message
-    assert told == [True, True], "nothing was sent of the others"
+    assert reported == [True, True], "nothing was sent of the others"
 
 
-async def test_nobody_is_told_of_work_before_there_is_a_connection() -> None:
-    told = list[bool]()
+async def test_work_is_reported_only_after_a_connection() -> None:
+    reported = list[bool]()
     url = f"http://127.0.0.1:{closed_port()}"
     async with upstream_of(url) as upstream:
         with pytest.raises(UpstreamRefused):
-            await read(upstream, replace(outgoing(url), at_work=lambda *, is_so: told.append(is_so)))
-    assert told == []
+            await read(upstream, replace(outgoing(url), at_work=lambda *, is_so: reported.append(is_so)))
+    assert reported == []
 
 
-async def test_packed_answers_are_not_unpacked_and_cookies_not_kept(byte_server: StartUpstream) -> None:
+async def test_compressed_responses_stay_compressed_and_cookies_are_not_kept(byte_server: StartUpstream) -> None:
     server = byte_server(
         lambda connection: connection.whole(b"\x1f\x8bnot really", b"content-encoding: gzip", b"set-cookie: a=b")
     )
@@ -122,14 +122,14 @@ async def test_packed_answers_are_not_unpacked_and_cookies_not_kept(byte_server:
     assert all(request.header("cookie") is None for request in server.requests)
 
 
-async def test_a_connection_that_is_not_accepted_in_time_is_told_from_a_silent_provider() -> None:
+async def test_connect_timeout_differs_from_a_silent_provider() -> None:
     with full_backlog() as url:
         async with upstream_of(url, replace(LIMITS, connect_s=0.3)) as upstream:
             with pytest.raises(UpstreamNotAccepted, match=r"timeout_s\.connect"):
                 await read(upstream, outgoing(url))
 
 
-async def test_a_redirect_is_an_answer(byte_server: StartUpstream) -> None:
+async def test_redirect_is_a_response(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b"", b"location: /elsewhere", status=b"302 Found"))
     async with upstream_of(server.url) as upstream:
         assert (await read(upstream, outgoing(server.url)))[0] == 302
@@ -155,19 +155,19 @@ async def test_a_body_of_any_size_arrives_whole_with_its_length(size: int, byte_
     assert request.body == body[:size]
 
 
-async def test_a_line_break_that_came_with_a_call_is_not_the_providers_fault(byte_server: StartUpstream) -> None:
+async def test_line_break_in_a_call_is_an_invalid_request(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b""))
     async with upstream_of(server.url) as inner:
         upstream = RetryingUpstream("p", inner, RetryPolicy(2), BreakerPolicy(1, 60))
         broken = replace(outgoing(server.url), headers=[(b"x-a", b"1\nx-b: 2")])
-        with pytest.raises(InvalidRequest, match="header or the address of this call holds a line break"):
+        with pytest.raises(InvalidRequest, match="header or the address of this call contains a line break"):
             async with upstream.send(broken):
                 pass
         assert upstream.asked_in_s is None
     assert server.requests == []
 
 
-async def test_nobody_listens() -> None:
+async def test_refused_connection_is_reported() -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     async with upstream_of(url) as upstream:
         with pytest.raises(UpstreamUnreachable) as error:
@@ -176,14 +176,14 @@ async def test_nobody_listens() -> None:
     assert '"p"' in error.value.message
 
 
-async def test_a_name_that_does_not_resolve() -> None:
+async def test_unresolved_name_is_reported() -> None:
     async with upstream_of("http://no-such-name.invalid") as upstream:
         with pytest.raises(UpstreamUnreachable) as error:
             await read(upstream, outgoing("http://no-such-name.invalid"))
     assert "cannot be resolved" in error.value.message
 
 
-async def test_a_plain_server_behind_an_https_address(byte_server: StartUpstream) -> None:
+async def test_plain_server_at_an_https_address_is_reported(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b""))
     url = server.url.replace("http:", "https:")
     async with upstream_of(url, SHORT) as upstream:
@@ -202,7 +202,7 @@ async def test_a_plain_server_behind_an_https_address(byte_server: StartUpstream
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc", UpstreamProtocolError),
     ],
 )
-async def test_answers_that_are_none(data: bytes, kind: type[Exception], byte_server: StartUpstream) -> None:
+async def test_invalid_responses_are_reported(data: bytes, kind: type[Exception], byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.send(data))
     async with upstream_of(server.url) as upstream:
         with pytest.raises(kind) as error:
@@ -210,7 +210,7 @@ async def test_answers_that_are_none(data: bytes, kind: type[Exception], byte_se
     assert "0x" not in str(error.value)
 
 
-async def test_a_reset_in_the_middle(byte_server: StartUpstream) -> None:
+async def test_reset_in_the_middle_is_reported(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
         time.sleep(0.05)
@@ -229,12 +229,12 @@ async def test_a_reset_in_the_middle(byte_server: StartUpstream) -> None:
         (b"transfer-encoding: chunked", b"3\r\nabc\r\n"),
     ],
 )
-async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until_then(
+async def test_data_before_a_break_is_read_before_the_error(
     head: bytes, sent: bytes, byte_server: StartUpstream
 ) -> None:
     server = byte_server(lambda connection: connection.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
-        answer = cast(Any, reply).answer
+        answer = cast(Any, reply).response
         await eventually(lambda: answer._error, "the break is known")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
@@ -243,7 +243,7 @@ async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until
 
 
 def nonsense_after(moment: threading.Event) -> Script:
-    """A chunk, and from that moment on what is none."""
+    """Send a valid chunk, and then invalid data."""
 
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
@@ -254,33 +254,33 @@ def nonsense_after(moment: threading.Event) -> Script:
     return script
 
 
-async def test_an_answer_that_becomes_nonsense_is_not_waited_for(byte_server: StartUpstream) -> None:
+async def test_response_that_becomes_invalid_fails_at_once(byte_server: StartUpstream) -> None:
     is_read = threading.Event()
     server = byte_server(nonsense_after(is_read))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         is_read.set()
-        with in_time(), pytest.raises(UpstreamProtocolError, match="broke off"):  # LIMITS would bear twice as much
+        with in_time(), pytest.raises(UpstreamProtocolError, match="broke off"):  # LIMITS would allow twice as much
             await anext(pieces)
 
 
-async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_providers_fault(
+async def test_response_that_becomes_invalid_while_unread_is_a_provider_error(
     byte_server: StartUpstream,
 ) -> None:
     has_begun = threading.Event()
     server = byte_server(nonsense_after(has_begun))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         has_begun.set()
-        connection = cast(Any, reply).answer._connection
-        await eventually(lambda: connection.is_orphaned, "it is hung up on")
+        connection = cast(Any, reply).response._connection
+        await eventually(lambda: connection.is_lost, "it is hung up on")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamProtocolError):
             await anext(pieces)
 
 
-async def test_an_answer_that_does_not_begin(byte_server: StartUpstream) -> None:
+async def test_response_that_does_not_begin_times_out(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.wait_until_left()
 
@@ -291,7 +291,7 @@ async def test_an_answer_that_does_not_begin(byte_server: StartUpstream) -> None
                 await read(upstream, outgoing(server.url))
 
 
-async def test_a_request_that_is_not_taken_whole_is_told_from_one_that_is_not_answered() -> None:
+async def test_unread_request_differs_from_a_missing_response() -> None:
     left = asyncio.Event()
 
     async def refuse_to_read(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -302,12 +302,12 @@ async def test_a_request_that_is_not_taken_whole_is_told_from_one_that_is_not_an
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         request = outgoing(url, b"x" * (64 << 20))
         async with upstream_of(url, SHORT) as upstream:
-            with in_time(at_least=0.25), pytest.raises(UpstreamNotTaken, match="all of the request"):
+            with in_time(at_least=0.25), pytest.raises(UpstreamNotTaken, match="the whole request"):
                 await read(upstream, request)
         left.set()
 
 
-async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
+async def test_response_that_stops_times_out(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
         connection.wait_until_left()
@@ -321,7 +321,7 @@ async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
             await anext(pieces)
 
 
-async def test_an_answer_that_is_left_in_its_middle_leaves_no_timer_behind(byte_server: StartUpstream) -> None:
+async def test_response_left_in_the_middle_leaves_no_timer(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
         connection.wait_until_left()
@@ -340,7 +340,7 @@ async def test_an_answer_that_is_left_in_its_middle_leaves_no_timer_behind(byte_
         assert timers() == []
 
 
-async def test_an_answer_that_keeps_coming_may_take_longer_than_any_limit(byte_server: StartUpstream) -> None:
+async def test_continuous_response_may_take_longer_than_any_limit(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n")
         for _ in range(10):
@@ -352,7 +352,7 @@ async def test_an_answer_that_keeps_coming_may_take_longer_than_any_limit(byte_s
         assert (await read(upstream, outgoing(server.url)))[1] == b"x" * 10
 
 
-async def test_the_time_a_consumer_takes_is_not_the_providers_silence(byte_server: StartUpstream) -> None:
+async def test_slow_consumer_does_not_cause_a_timeout(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nabc")
         time.sleep(0.1)
@@ -399,7 +399,7 @@ async def test_a_connection_is_used_again(byte_server: StartUpstream) -> None:
     assert server.connections == 1
 
 
-async def test_through_a_proxy(byte_server: StartUpstream) -> None:
+async def test_request_goes_through_a_proxy(byte_server: StartUpstream) -> None:
     proxy = byte_server(lambda connection: connection.whole(b"by proxy"))
     async with upstream_of("http://provider.invalid", proxy=proxy.url) as upstream:
         assert await read(upstream, outgoing("http://provider.invalid")) == (200, b"by proxy")
@@ -442,7 +442,7 @@ def test_networks_of_no_proxy_are_called_directly(
 @pytest.mark.parametrize(
     "proxy", ["socks5://me:secret@proxy:1080", "http://me:secret@proxy:99999", "http://", "http://proxy:a"]
 )
-async def test_what_is_no_proxy_is_told_of_by_each_call_that_would_go_through_it(proxy: str) -> None:
+async def test_invalid_proxy_is_reported_by_each_call(proxy: str) -> None:
     async with upstream_of("http://provider.invalid", proxy=proxy) as upstream:
         with pytest.raises(UpstreamRefused, match="must be the address of an HTTP proxy") as error:
             await read(upstream, outgoing("http://provider.invalid"))

@@ -1,4 +1,4 @@
-"""Connections whose other side has vanished without a word are given up; those to a busy one are not."""
+"""Connections to a vanished host are given up; connections to a busy host are not."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ import pytest
 
 from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from gateway.core.http.request import Outgoing
-from gateway.upstream import keepalive as heard
-from gateway.upstream import origin
+from gateway.upstream import keepalive, origin
 from gateway.upstream.http import HttpUpstream, UpstreamTimeouts
 from gateway.upstream.keepalive import KeepaliveSettings
 from tests.support.muting import mute, needs_linux
 from tests.support.timing import LIMIT_S, eventually, in_time
 from tests.upstream.answering import answering, ok
 
-#: whoever waits for a limit of the call itself waits longer than any test
+#: longer than any test: a task that waits for the limit of the call itself would time out
 LIMITS = UpstreamTimeouts(connect_s=60, first_byte_s=60, between_bytes_s=60)
 LARGE = bytes(16 * 1024 * 1024)
 
 
 @pytest.fixture
 def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not acknowledged when it was sent again twice is given up, and that is looked for often."""
-    monkeypatch.setattr(heard, "_SENT_AGAIN", 2)
+    """Give up after two retransmissions, and check often."""
+    monkeypatch.setattr(keepalive, "_SENT_AGAIN", 2)
     monkeypatch.setattr(origin, "_LOOK_S", 0.05)
 
 
@@ -48,12 +47,12 @@ async def ask(upstream: HttpUpstream, url: str, method: str = "POST", body: byte
 
 @needs_linux
 @pytest.mark.usefixtures("sent_twice")
-async def test_a_kept_connection_that_nothing_gets_through_is_given_up_with_those_of_its_age() -> None:
+async def test_dead_idle_connection_is_closed_with_the_other_idle_ones() -> None:
     async with answering(ok(), ok(), ok()) as server, upstream_of(server.url) as upstream:
         await asyncio.gather(ask(upstream, server.url), ask(upstream, server.url))
         for writer in server.writers:
             mute(writer.get_extra_info("socket"))
-        with in_time(), pytest.raises(UpstreamHungUp, match="nothing gets through"):
+        with in_time(), pytest.raises(UpstreamHungUp, match="does not deliver data"):
             await ask(upstream, server.url)
         assert await ask(upstream, server.url) == b"ok"
         assert server.connections == 3
@@ -61,7 +60,7 @@ async def test_a_kept_connection_that_nothing_gets_through_is_given_up_with_thos
 
 @needs_linux
 @pytest.mark.usefixtures("sent_twice")
-async def test_what_may_be_sent_again_is_sent_over_a_new_connection() -> None:
+async def test_idempotent_request_is_sent_over_a_new_connection() -> None:
     async with answering(ok(b"old"), ok(b"new")) as server, upstream_of(server.url) as upstream:
         await ask(upstream, server.url)
         mute(server.writers[0].get_extra_info("socket"))
@@ -71,7 +70,7 @@ async def test_what_may_be_sent_again_is_sent_over_a_new_connection() -> None:
 
 @contextlib.asynccontextmanager
 async def reading_heads(go_on: asyncio.Event, *, is_muted: bool) -> AsyncIterator[str]:
-    """A server that reads the head of a request, and its body once it may go on; its address."""
+    """Start a server that reads the head of a request, and its body when it may continue; return its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
@@ -90,27 +89,27 @@ async def reading_heads(go_on: asyncio.Event, *, is_muted: bool) -> AsyncIterato
 
 @needs_linux
 @pytest.mark.usefixtures("sent_twice")
-async def test_a_host_that_vanishes_in_the_middle_of_a_request_is_not_waited_for() -> None:
+async def test_vanished_host_fails_a_request_in_progress() -> None:
     async with reading_heads(asyncio.Event(), is_muted=True) as url, upstream_of(url) as upstream:
-        with in_time(), pytest.raises(UpstreamUnreachable, match="nothing gets through") as raised:
+        with in_time(), pytest.raises(UpstreamUnreachable, match="does not deliver data") as raised:
             await ask(upstream, url, body=LARGE)
     assert not isinstance(raised.value, UpstreamHungUp)
 
 
 @needs_linux
 @pytest.mark.usefixtures("sent_twice")
-async def test_a_host_that_is_busy_and_reads_nothing_is_waited_for() -> None:
+async def test_busy_host_that_reads_nothing_is_waited_for() -> None:
     go_on = asyncio.Event()
     async with reading_heads(go_on, is_muted=False) as url, upstream_of(url) as upstream:
         asking = asyncio.create_task(ask(upstream, url, body=LARGE))
-        await eventually(lambda: asked_for_room(upstream) > heard._SENT_AGAIN, "the system asks for room")
+        await eventually(lambda: asked_for_room(upstream) > keepalive._SENT_AGAIN, "the system asks for room")
         assert not asking.done()
         go_on.set()
         assert await asyncio.wait_for(asking, LIMIT_S) == b"ok"
 
 
 def asked_for_room(upstream: HttpUpstream) -> int:
-    """How often the system has asked since there was no room for more."""
+    """Return how often the system has sent a probe since the other side had no more room."""
     backoff = 4
     return max(
         (sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 5)[backoff] for sock in sockets_of(upstream)), default=0
@@ -124,7 +123,7 @@ def sockets_of(upstream: HttpUpstream) -> list[socket.socket]:
 
 @needs_linux
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_request_that_is_given_up_is_not_delivered_later(is_cancelled: bool) -> None:
+async def test_abandoned_request_is_not_delivered_later(is_cancelled: bool) -> None:
     async with answering(ok()) as server:
         limits = LIMITS if is_cancelled else replace(LIMITS, first_byte_s=0.2)
         async with upstream_of(server.url, limits) as upstream:
@@ -143,25 +142,25 @@ async def test_a_request_that_is_given_up_is_not_delivered_later(is_cancelled: b
 
 
 def unacknowledged(port: int) -> int:
-    """Bytes that the system still has to deliver from this port."""
+    """Return the bytes from this port that the system still has to deliver."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(line[4].split(":")[0], 16) for line in lines if line[1].endswith(f":{port:04X}"))
 
 
 @needs_linux
 @pytest.mark.parametrize(
-    ("begun", "error"),
+    ("received", "error"),
     [
         (b"", UpstreamUnreachable),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", UpstreamProtocolError),
-        (b"HTTP/1.1 200 OK\r\n\r\n", UpstreamProtocolError),  # it would end with its connection
+        (b"HTTP/1.1 200 OK\r\n\r\n", UpstreamProtocolError),  # this response ends with its connection
     ],
 )
-async def test_a_host_that_vanishes_while_it_is_waited_for_is_asked_after(
-    begun: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+async def test_vanished_host_is_detected_by_probes(
+    received: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origin, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
-    async with answering(begun) as server, upstream_of(server.url) as upstream:
+    monkeypatch.setattr(origin, "_PROBES", KeepaliveSettings(after_s=1, every_s=1, times=1))
+    async with answering(received) as server, upstream_of(server.url) as upstream:
         asking = asyncio.create_task(ask(upstream, server.url))
         await eventually(lambda: server.requests, "the request is there")
         mute(server.writers[0].get_extra_info("socket"))
@@ -169,7 +168,7 @@ async def test_a_host_that_vanishes_while_it_is_waited_for_is_asked_after(
             await asking
 
 
-async def test_connections_are_asked_after_by_the_system() -> None:
+async def test_system_sends_keepalive_probes() -> None:
     async with answering(ok()) as server, upstream_of(server.url) as upstream:
         await ask(upstream, server.url)
         [sock] = sockets_of(upstream)
@@ -177,10 +176,10 @@ async def test_connections_are_asked_after_by_the_system() -> None:
 
 
 @needs_linux
-def test_elsewhere_the_system_asks_as_well_and_does_not_tell_what_is_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_send_probes_but_report_no_unacknowledged_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(socket, "TCP_KEEPALIVE", socket.TCP_KEEPIDLE, raising=False)
     with socket.socket() as sock:
         KeepaliveSettings(after_s=7, every_s=8, times=9).begin(sock)
         assert [sock.getsockopt(socket.IPPROTO_TCP, one) for one in (4, 5, 6)] == [7, 8, 9]
-        assert not heard.is_unheard(sock)
+        assert not keepalive.is_unacknowledged(sock)

@@ -1,4 +1,4 @@
-"""So many at once, in the order in which they came; none is lost, whoever gives up when."""
+"""A limit on concurrent calls: first come, first served, and no place is lost when a call gives up."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ import pytest
 from gateway.upstream.limit import ConnectionLimit
 
 
-async def waiting(slots: ConnectionLimit) -> asyncio.Task[None]:
-    """One who waits for a turn by now."""
-    task = asyncio.ensure_future(slots.turn())
+async def waiting(limit: ConnectionLimit) -> asyncio.Task[None]:
+    """Start a task that waits for a place."""
+    task = asyncio.ensure_future(limit.take())
     await asyncio.sleep(0)
     return task
 
 
-async def test_no_more_are_taken_than_there_are() -> None:
-    slots = ConnectionLimit(2)
-    assert [slots.take() for _ in range(3)] == [True, True, False]
-    slots.give()
-    assert [slots.take(), slots.take()] == [True, False]
+async def test_no_more_places_are_taken_than_exist() -> None:
+    limit = ConnectionLimit(2)
+    assert [limit.try_take() for _ in range(3)] == [True, True, False]
+    limit.give_back()
+    assert [limit.try_take(), limit.try_take()] == [True, False]
 
 
-async def test_who_came_first_has_the_first_turn_and_nobody_goes_before_those_who_wait() -> None:
-    slots = ConnectionLimit(1)
-    assert slots.take()
-    first, second = await waiting(slots), await waiting(slots)
-    slots.give()
-    assert not slots.take()
+async def test_first_waiting_call_is_first_and_no_new_call_overtakes() -> None:
+    limit = ConnectionLimit(1)
+    assert limit.try_take()
+    first, second = await waiting(limit), await waiting(limit)
+    limit.give_back()
+    assert not limit.try_take()
     await first
     assert not second.done()
-    slots.give()
+    limit.give_back()
     await second
-    slots.give()
-    assert slots.take()
+    limit.give_back()
+    assert limit.try_take()
 
 
-async def test_two_that_come_back_at_once_are_for_two_who_wait() -> None:
-    slots = ConnectionLimit(2)
-    assert slots.take()
-    assert slots.take()
-    first, second = await waiting(slots), await waiting(slots)
-    slots.give()
-    slots.give()
-    assert not slots.take()
+async def test_two_returned_places_go_to_two_waiting_calls() -> None:
+    limit = ConnectionLimit(2)
+    assert limit.try_take()
+    assert limit.try_take()
+    first, second = await waiting(limit), await waiting(limit)
+    limit.give_back()
+    limit.give_back()
+    assert not limit.try_take()
     await asyncio.gather(first, second)
 
 
-async def test_who_gives_up_leaves_nothing_behind_and_keeps_nobody_waiting() -> None:
-    slots = ConnectionLimit(1)
-    assert slots.take()
-    first, second = await waiting(slots), await waiting(slots)
+async def test_cancelled_waiting_call_does_not_block_others() -> None:
+    limit = ConnectionLimit(1)
+    assert limit.try_take()
+    first, second = await waiting(limit), await waiting(limit)
     first.cancel()
-    slots.give()
+    limit.give_back()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
-    assert not slots._waiting
-    slots.give()
-    assert slots.take()
+    assert not limit._waiting
+    limit.give_back()
+    assert limit.try_take()
 
 
-async def test_a_turn_that_comes_as_somebody_gives_up_is_the_next_ones() -> None:
-    slots = ConnectionLimit(1)
-    assert slots.take()
-    first, second = await waiting(slots), await waiting(slots)
-    slots.give()
+async def test_place_given_during_cancellation_goes_to_the_next_call() -> None:
+    limit = ConnectionLimit(1)
+    assert limit.try_take()
+    first, second = await waiting(limit), await waiting(limit)
+    limit.give_back()
     first.cancel()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
-    slots.give()
-    assert slots.take()
+    limit.give_back()
+    assert limit.try_take()

@@ -1,4 +1,4 @@
-"""The adapter from outside: what it asks of a provider, what it makes of faults, and what it never does."""
+"""The litellm adapter from outside: requests to the provider, errors, and things it must never do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.core.errors import (
 from gateway.core.http.headers import Headers
 from gateway.core.http.request import Outgoing
 from gateway.upstream.litellm import LitellmSettings, LitellmUpstream
-from gateway.upstream.litellm.faults import Refusal, judged
+from gateway.upstream.litellm.faults import Refusal, convert
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.timing import eventually, in_time
@@ -49,7 +49,7 @@ MESSAGE = json.dumps(
         "content": [{"type": "text", "text": "hello"}], "usage": {"input_tokens": 10, "output_tokens": 5},
     }
 ).encode()  # fmt: skip
-#: litellm has pydantic say this; outside of tests it is not heard
+#: a warning of pydantic about litellm's types, which is suppressed outside of tests
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Accessing the"),
     pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier"),
@@ -121,7 +121,7 @@ async def test_a_credential_is_taken_from_wherever_its_format_puts_it(
     assert server.requests[0].header("authorization") == "Bearer sk-mine"
 
 
-async def test_without_a_credential_nothing_is_sent_even_where_the_environment_holds_one(
+async def test_without_a_credential_nothing_is_sent_even_if_the_environment_has_one(
     byte_server: StartUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-machine")
@@ -148,7 +148,7 @@ async def test_without_a_credential_nothing_is_sent_even_where_the_environment_h
     ],
     ids=lambda field: next(iter(field)),
 )  # fmt: skip
-async def test_what_would_steer_litellm_is_refused(
+async def test_fields_that_control_litellm_are_refused(
     byte_server: StartUpstream, path: str, field: dict[str, Any]
 ) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
@@ -159,7 +159,7 @@ async def test_what_would_steer_litellm_is_refused(
 
 
 @paths
-async def test_the_limit_of_another_format_is_no_way_round_ones_own(byte_server: StartUpstream, path: str) -> None:
+async def test_limit_field_of_another_format_is_refused(byte_server: StartUpstream, path: str) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     field = "max_tokens" if path == "responses" else "max_output_tokens"
     async with upstream_of(server.url) as upstream:
@@ -167,7 +167,7 @@ async def test_the_limit_of_another_format_is_no_way_round_ones_own(byte_server:
             await answer_of(upstream, outgoing(server.url, path, {field: 10_000}))
 
 
-async def test_an_unknown_field_goes_on_to_a_provider_that_takes_such(byte_server: StartUpstream) -> None:
+async def test_unknown_field_is_passed_to_a_provider_that_accepts_it(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url) as upstream:
         await answer_of(
@@ -180,7 +180,7 @@ async def test_an_unknown_field_goes_on_to_a_provider_that_takes_such(byte_serve
             await answer_of(upstream, outgoing(server.url, CHAT, {"min_p": 0.1}))
 
 
-async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: StartUpstream) -> None:
+async def test_hints_are_left_out_and_noted(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
     notes: dict[str, str] = {}
     request = outgoing(
@@ -198,11 +198,11 @@ async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: S
     ("path", "fields", "noted"),
     [
         ("chat/completions", {"prompt_cache_key": "k"}, "prompt_cache_key"),
-        # litellm makes one of the session in it
+        # litellm derives one from the session in it
         ("messages", {"metadata": {"user_id": json.dumps({"session_id": "s"})}}, "user"),
     ],
 )
-async def test_a_mistral_elsewhere_than_at_its_maker_is_not_asked_to_cache_under_a_name(
+async def test_mistral_at_another_host_gets_no_prompt_cache_key(
     byte_server: StartUpstream, path: str, fields: dict[str, Any], noted: str
 ) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
@@ -214,8 +214,8 @@ async def test_a_mistral_elsewhere_than_at_its_maker_is_not_asked_to_cache_under
     assert "prompt_cache_key" not in server.requests[0].json
 
 
-async def test_a_whole_thought_without_a_signature_has_an_empty_one_as_in_a_stream(byte_server: StartUpstream) -> None:
-    """The SDK's type has a text there, and clients send back what they were sent."""
+async def test_unsigned_thinking_has_an_empty_signature_as_in_a_stream(byte_server: StartUpstream) -> None:
+    """The type of the SDK has a string there, and clients send back what they received."""
     said = {"role": "assistant", "content": "hello", "reasoning_content": "hm"}
     answer = {**json.loads(completion()), "choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
     server = byte_server(lambda connection: connection.whole(json.dumps(answer).encode()))
@@ -226,7 +226,7 @@ async def test_a_whole_thought_without_a_signature_has_an_empty_one_as_in_a_stre
 
 CALLED = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
-#: a turn with a call, as each format has it, with what the model thought
+#: a turn with a tool call and thinking, in each format
 THOUGHTFUL: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "messages": [
@@ -282,7 +282,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [{**FOUND, "cita
         ({"context_management": {"edits": []}}, {"untranslated": "context_management"}),
     ],
 )
-async def test_what_a_messages_client_loses_even_where_claude_answers_is_noted(
+async def test_fields_lost_for_a_messages_client_are_noted(
     byte_server: StartUpstream, fields: dict[str, Any], noted: dict[str, str]
 ) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
@@ -304,7 +304,7 @@ async def test_what_a_messages_client_loses_even_where_claude_answers_is_noted(
         ("deepseek", "deepseek-chat", [PICTURE, {"type": "text", "text": "see"}], {"untranslated": "image_url"}),
     ],
 )
-async def test_what_litellm_leaves_out_of_messages_without_a_word_is_noted(
+async def test_content_silently_removed_by_litellm_is_noted(
     byte_server: StartUpstream, provider: str, model: str, blocks: list[dict[str, Any]], noted: dict[str, str]
 ) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
@@ -318,7 +318,7 @@ async def test_what_litellm_leaves_out_of_messages_without_a_word_is_noted(
     assert is_sent == (provider == "openai" and (SHOWN in blocks))
 
 
-#: by format: what asks for an effort, and where the limit of the answer stands
+#: by format: the field with the effort, and the field with the output limit
 EFFORTS: dict[str, tuple[dict[str, Any], str]] = {
     "chat/completions": ({"reasoning_effort": "high"}, "max_completion_tokens"),
     "responses": ({"reasoning": {"effort": "high"}}, "max_output_tokens"),
@@ -336,7 +336,7 @@ EFFORTS: dict[str, tuple[dict[str, Any], str]] = {
         ("claude-opus-4-6", 1000, {"type": "adaptive", "display": "summarized"}),
     ],
 )
-async def test_thinking_for_an_effort_fits_the_limit_of_the_answer_as_anthropic_wants_it(
+async def test_thinking_for_an_effort_fits_the_output_limit_of_anthropic(
     byte_server: StartUpstream, path: str, model: str, limit: int, thinking: dict[str, Any] | None
 ) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
@@ -369,7 +369,7 @@ SAMPLING = {"temperature": 0.2, "top_p": 0.9, "top_k": 5}
         ("claude-sonnet-4-5", SAMPLING, []),
     ],
 )
-async def test_sampling_is_left_out_for_models_that_refuse_it(
+async def test_sampling_is_removed_for_models_that_refuse_it(
     byte_server: StartUpstream, path: str, model: str, sent: dict[str, Any], noted: list[str]
 ) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
@@ -394,7 +394,7 @@ PREFILLED = [*HI, {"role": "assistant", "content": "Sure: {"}]
         ("responses", {"input": PREFILLED}),
     ],
 )
-async def test_a_begun_answer_is_refused_for_models_that_take_none(
+async def test_prefill_is_refused_for_models_that_refuse_it(
     byte_server: StartUpstream, path: str, fields: dict[str, Any]
 ) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
@@ -417,10 +417,10 @@ async def test_a_begun_answer_is_refused_for_models_that_take_none(
         ("claude-sonnet-4-5", "enabled"),
     ],
 )
-async def test_a_budget_of_thinking_is_asked_for_as_the_model_takes_it(
+async def test_thinking_budget_has_the_form_that_the_model_accepts(
     byte_server: StartUpstream, model: str, thinking: str
 ) -> None:
-    """litellm does that, by a table of its own."""
+    """litellm decides that, with its own table."""
     server = byte_server(lambda connection: connection.whole(MESSAGE))
     budget = {"thinking": {"type": "enabled", "budget_tokens": 2_000}, "max_tokens": 4_000}
     async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
@@ -431,8 +431,8 @@ async def test_a_budget_of_thinking_is_asked_for_as_the_model_takes_it(
     assert all(("budget_tokens" in one) is (thinking == "enabled") for one in asked)
 
 
-async def test_a_budget_of_thinking_that_the_caller_chose_is_left_to_the_provider(byte_server: StartUpstream) -> None:
-    """Between calls of tools it may go beyond the limit of the answer."""
+async def test_thinking_budget_of_the_caller_is_unchanged(byte_server: StartUpstream) -> None:
+    """Between tool calls thinking may exceed the output limit."""
     server = byte_server(lambda connection: connection.whole(MESSAGE))
     thinking = {"type": "enabled", "budget_tokens": 9000}
     request = outgoing(server.url, "messages", {"model": "claude-sonnet-4-5", "max_tokens": 5000, "thinking": thinking})
@@ -441,7 +441,7 @@ async def test_a_budget_of_thinking_that_the_caller_chose_is_left_to_the_provide
     assert server.requests[0].json["thinking"] == thinking
 
 
-#: by format: what asks for an object of JSON, behind what the system says
+#: by format: the field that asks for a JSON object, and a system message
 JSON_MODES: dict[str, dict[str, Any]] = {
     "chat/completions": {
         "response_format": {"type": "json_object"}, "messages": [{"role": "system", "content": "Be brief."}, *HI],
@@ -451,9 +451,7 @@ JSON_MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", list(JSON_MODES))
-async def test_claude_which_has_no_mode_for_json_is_asked_for_it_in_words(
-    byte_server: StartUpstream, path: str
-) -> None:
+async def test_claude_is_asked_for_json_in_a_message(byte_server: StartUpstream, path: str) -> None:
     server = byte_server(lambda connection: connection.whole(MESSAGE))
     notes: dict[str, str] = {}
     sent = outgoing(server.url, path, {"model": "claude-sonnet-4-5", **JSON_MODES[path]})
@@ -465,7 +463,7 @@ async def test_claude_which_has_no_mode_for_json_is_asked_for_it_in_words(
 
 
 @pytest.mark.parametrize("path", list(JSON_MODES))
-async def test_a_provider_with_a_mode_for_json_is_asked_for_that_alone(byte_server: StartUpstream, path: str) -> None:
+async def test_provider_with_a_json_mode_gets_no_message(byte_server: StartUpstream, path: str) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     notes: dict[str, str] = {}
     sent = outgoing(server.url, path, {"model": "gpt-4o", **JSON_MODES[path]})
@@ -476,10 +474,10 @@ async def test_a_provider_with_a_mode_for_json_is_asked_for_that_alone(byte_serv
 
 
 @pytest.mark.parametrize(("signature", "thinks"), [("SIG", True), ("", False)])
-async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_thinks_on_from(
+async def test_thinking_is_removed_if_the_turn_began_with_unsigned_thinking(
     byte_server: StartUpstream, signature: str, *, thinks: bool
 ) -> None:
-    """A fallback, or a change of the model: litellm leaves such a thought out, and Anthropic refuses what is left."""
+    """After a fallback or a change of model, litellm removes such thinking, and Anthropic refuses the rest."""
     server = byte_server(lambda connection: connection.whole(MESSAGE))
     thought = {"type": "thinking", "thinking": "hm", "signature": signature}
     use = {"type": "tool_use", "id": "t", "name": "get", "input": {}}
@@ -500,7 +498,7 @@ async def test_a_thought_that_another_model_left_unsigned_is_none_that_claude_th
 @pytest.mark.parametrize(
     ("provider", "model", "name"), [("openai", "gpt-5", "reasoning_content"), ("cerebras", "gpt-oss-120b", "reasoning")]
 )
-async def test_thoughts_of_earlier_turns_go_back_under_the_name_that_the_provider_takes(
+async def test_earlier_thinking_is_sent_in_the_field_of_the_provider(
     byte_server: StartUpstream, path: str, provider: str, model: str, name: str
 ) -> None:
     """Cerebras refuses a message with `reasoning_content`, and OpenAI one with `thinking_blocks`."""
@@ -522,10 +520,10 @@ async def test_thoughts_of_earlier_turns_go_back_under_the_name_that_the_provide
         ("hosted_vllm", "mistralai/Devstral-Small", ["user", "assistant", "tool", "assistant", "user"]),
     ],
 )
-async def test_a_user_does_not_speak_right_behind_a_tool_where_mistral_would_refuse_it(
+async def test_mistral_gets_an_assistant_message_between_tool_and_user(
     byte_server: StartUpstream, path: str, provider: str, model: str, roles: list[str]
 ) -> None:
-    """Claude Code has its reminders beside the results of tools, and OpenAI takes any order."""
+    """Claude Code sends its reminders next to tool results, and OpenAI accepts any order."""
     server = byte_server(lambda connection: connection.whole(completion()))
     [(name, turns)] = THOUGHTFUL[path].items()
     words = {"type": "text", "text": "go"}
@@ -539,10 +537,10 @@ async def test_a_user_does_not_speak_right_behind_a_tool_where_mistral_would_ref
 
 
 @pytest.mark.parametrize(("behind", "roles"), [([], []), ([{"type": "text", "text": "go"}], ["user"])])
-async def test_what_a_tool_shows_stands_behind_the_answer_to_it_where_mistral_is_asked(
+async def test_mistral_gets_tool_images_after_an_assistant_message(
     byte_server: StartUpstream, behind: list[dict[str, Any]], roles: list[str]
 ) -> None:
-    """litellm would have a user say it right behind the tool."""
+    """litellm would insert a user message right after the tool result."""
     server = byte_server(lambda connection: connection.whole(completion()))
     result = {"type": "tool_result", "tool_use_id": "t", "content": [PICTURE]}
     turns = [*THOUGHTFUL["messages"]["messages"][:-1], {"role": "user", "content": [result, *behind]}]
@@ -555,9 +553,7 @@ async def test_what_a_tool_shows_stands_behind_the_answer_to_it_where_mistral_is
 
 
 @pytest.mark.parametrize("field", [{"n": 2}, {"logprobs": True}, {"seed": 1}], ids=lambda field: next(iter(field)))
-async def test_what_the_provider_cannot_do_is_refused_by_name(
-    byte_server: StartUpstream, field: dict[str, Any]
-) -> None:
+async def test_unsupported_field_is_refused_by_name(byte_server: StartUpstream, field: dict[str, Any]) -> None:
     server = byte_server(lambda connection: connection.whole(b"{}"))
     async with upstream_of(server.url, provider="anthropic") as upstream:
         status, body = await answer_of(upstream, outgoing(server.url, CHAT, field))
@@ -568,7 +564,7 @@ async def test_what_the_provider_cannot_do_is_refused_by_name(
     assert server.requests == []
 
 
-async def test_what_cannot_be_translated_has_its_code_in_both_formats(byte_server: StartUpstream) -> None:
+async def test_untranslatable_call_has_its_code_in_both_formats(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b"{}"))
     async with upstream_of(server.url, provider="nonesuch") as upstream:
         answers = [
@@ -587,16 +583,16 @@ async def test_what_cannot_be_translated_has_its_code_in_both_formats(byte_serve
     ],
     ids=lambda field: next(iter(field)),
 )  # fmt: skip
-async def test_what_only_the_responses_api_keeps_is_refused(byte_server: StartUpstream, field: dict[str, Any]) -> None:
+async def test_stored_state_of_the_responses_api_is_refused(byte_server: StartUpstream, field: dict[str, Any]) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url) as upstream:
-        with pytest.raises(InvalidRequest, match="keeps"):
+        with pytest.raises(InvalidRequest, match="stored state"):
             await answer_of(upstream, outgoing(server.url, "responses", field))
     assert server.requests == []
 
 
 @pytest.mark.parametrize("model", ["../admin", "a/../../b", "m?x=1", "m#", "a b", "", None, 7, "x" * 600, "m\n"])
-async def test_a_name_that_leads_elsewhere_than_to_a_model_is_refused(byte_server: StartUpstream, model: Any) -> None:
+async def test_invalid_model_name_is_refused(byte_server: StartUpstream, model: Any) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url) as upstream:
         with pytest.raises(InvalidRequest):
@@ -606,14 +602,14 @@ async def test_a_name_that_leads_elsewhere_than_to_a_model_is_refused(byte_serve
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "models"), ("POST", "messages/count_tokens"), ("GET", "messages")]
 )
-async def test_what_is_not_translated_is_not_found(byte_server: StartUpstream, method: str, path: str) -> None:
+async def test_unsupported_path_is_not_found(byte_server: StartUpstream, method: str, path: str) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url) as upstream:
         with pytest.raises(NotFound, match="chat/completions"):
             await answer_of(upstream, outgoing(server.url, path, method=method))
 
 
-async def test_a_configured_argument_stands_in_for_what_a_call_does_not_say(byte_server: StartUpstream) -> None:
+async def test_configured_argument_applies_if_the_call_has_none(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     async with upstream_of(server.url, options={"temperature": 0.25, "api_key": "no"}) as upstream:
         for said in ({"temperature": 1}, {}):
@@ -631,7 +627,7 @@ async def test_embeddings_have_no_stream(byte_server: StartUpstream) -> None:
     assert server.requests == []
 
 
-async def test_a_provider_that_accepts_no_connection_is_told_from_one_that_is_silent() -> None:
+async def test_connect_timeout_differs_from_a_silent_provider() -> None:
     with full_backlog() as url:
         async with upstream_of(url, connect_s=0.3) as upstream:
             with pytest.raises(UpstreamNotAccepted, match="connection"):
@@ -642,9 +638,7 @@ async def test_a_provider_that_accepts_no_connection_is_told_from_one_that_is_si
 @pytest.mark.parametrize(
     "fields", [{"messages": [7], "input": [7]}, {"messages": [{"role": "user", "content": 7}], "tools": [1]}]
 )
-async def test_what_cannot_be_translated_is_refused_and_not_a_crash(
-    byte_server: StartUpstream, path: str, fields: dict[str, Any]
-) -> None:
+async def test_untranslatable_request_is_refused(byte_server: StartUpstream, path: str, fields: dict[str, Any]) -> None:
     server = byte_server(lambda connection: connection.whole(completion()))
     known = {name: value for name, value in fields.items() if name in {*BODIES[path], "tools"}}
     async with upstream_of(server.url) as upstream:
@@ -664,7 +658,7 @@ async def test_a_body_that_is_no_object_is_refused(byte_server: StartUpstream) -
 
 
 @paths
-async def test_leaving_a_stream_hangs_up_on_the_provider(byte_server: StartUpstream, path: str) -> None:
+async def test_leaving_a_stream_closes_the_connection(byte_server: StartUpstream, path: str) -> None:
     left: list[bool] = []
 
     def script(connection: Connection) -> None:
@@ -681,7 +675,7 @@ async def test_leaving_a_stream_hangs_up_on_the_provider(byte_server: StartUpstr
             await eventually(lambda: left == [True], "the provider sees that nobody listens")
 
 
-async def test_a_task_that_is_cancelled_in_a_stream_hangs_up(byte_server: StartUpstream) -> None:
+async def test_cancelling_a_task_in_a_stream_closes_the_connection(byte_server: StartUpstream) -> None:
     left: list[bool] = []
 
     def script(connection: Connection) -> None:
@@ -700,7 +694,7 @@ async def test_a_task_that_is_cancelled_in_a_stream_hangs_up(byte_server: StartU
 
 
 @paths
-async def test_a_provider_that_does_not_begin_is_given_up(byte_server: StartUpstream, path: str) -> None:
+async def test_provider_that_does_not_begin_times_out(byte_server: StartUpstream, path: str) -> None:
     def silent(connection: Connection) -> None:
         connection.wait_until_left()
 
@@ -711,7 +705,7 @@ async def test_a_provider_that_does_not_begin_is_given_up(byte_server: StartUpst
                 await answer_of(upstream, outgoing(server.url, path, {"stream": stream}))
 
 
-async def test_a_provider_that_falls_silent_is_given_up(byte_server: StartUpstream) -> None:
+async def test_provider_that_stops_sending_times_out(byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD + chunk("hello"))
         connection.wait_until_left()
@@ -722,7 +716,7 @@ async def test_a_provider_that_falls_silent_is_given_up(byte_server: StartUpstre
             await answer_of(upstream, outgoing(server.url, CHAT, {"stream": True}))
 
 
-async def test_nobody_there_is_told_apart_from_a_broken_connection(byte_server: StartUpstream) -> None:
+async def test_refused_connection_differs_from_a_broken_one(byte_server: StartUpstream) -> None:
     nowhere = f"http://127.0.0.1:{closed_port()}"
     for provider in ("openai", "anthropic"):
         async with upstream_of(nowhere, provider=provider) as upstream:
@@ -737,7 +731,7 @@ async def test_nobody_there_is_told_apart_from_a_broken_connection(byte_server: 
 
 
 @paths
-async def test_a_stream_that_breaks_off_is_a_fault_and_not_an_end(byte_server: StartUpstream, path: str) -> None:
+async def test_broken_stream_is_an_error(byte_server: StartUpstream, path: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD.replace(b"connection: close", b"transfer-encoding: chunked"))
         event = chunk("hello")
@@ -750,7 +744,7 @@ async def test_a_stream_that_breaks_off_is_a_fault_and_not_an_end(byte_server: S
             await answer_of(upstream, outgoing(server.url, path, {"stream": True}))
 
 
-async def test_no_key_stands_in_a_message(byte_server: StartUpstream) -> None:
+async def test_no_key_appears_in_a_message(byte_server: StartUpstream) -> None:
     said = json.dumps({"error": {"message": "Incorrect API key provided: sk-secret-key.", "type": "x"}}).encode()
     server = byte_server(lambda connection: connection.whole(said, status=b"401 Unauthorized"))
     async with upstream_of(server.url) as upstream:
@@ -761,7 +755,7 @@ async def test_no_key_stands_in_a_message(byte_server: StartUpstream) -> None:
 
 @pytest.mark.parametrize("status", [b"400 Bad Request", b"404 Not Found", b"429 Too Many Requests", b"529 Overloaded"])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-async def test_a_refusal_keeps_its_status_its_words_and_when_to_come_back(
+async def test_refusal_keeps_status_message_and_retry_after(
     byte_server: StartUpstream, provider: str, status: bytes
 ) -> None:
     said = json.dumps({"type": "error", "error": {"message": 'Not {now}: "wait".', "type": "x"}}).encode()
@@ -776,7 +770,7 @@ async def test_a_refusal_keeps_its_status_its_words_and_when_to_come_back(
     assert len(server.requests) == 1
 
 
-async def test_an_answer_that_is_none_is_a_fault(byte_server: StartUpstream) -> None:
+async def test_invalid_response_is_an_error(byte_server: StartUpstream) -> None:
     server = byte_server(lambda connection: connection.whole(b"<html>", b"content-type: text/html"))
     async with upstream_of(server.url) as upstream:
         status, body = await answer_of(upstream, outgoing(server.url))
@@ -791,7 +785,7 @@ async def test_an_answer_that_is_none_is_a_fault(byte_server: StartUpstream) -> 
 @paths
 @pytest.mark.parametrize("events", [b"", chunk("hello")], ids=["nothing", "a beginning"])
 @pytest.mark.parametrize("provider", ["openai", "mistral"])
-async def test_a_stream_that_just_ends_is_not_taken_for_a_whole_answer(
+async def test_stream_without_end_is_not_a_complete_response(
     byte_server: StartUpstream, path: str, events: bytes, provider: str
 ) -> None:
     server = byte_server(lambda connection: connection.send(SSE_HEAD + events))
@@ -823,11 +817,11 @@ async def test_connections_are_kept_between_calls_and_closed_with_the_last_provi
         "it is wrong\n\nThis looks like a bug in LiteLLM rather than in your request. File it",
     ],
 )
-def test_what_the_provider_said_stands_alone(said: str) -> None:
+def test_provider_message_has_no_litellm_text(said: str) -> None:
     class Odd(Exception):
         status_code = 400
 
-    found = judged(Odd(said), "p", [])
+    found = convert(Odd(said), "p", [])
     assert isinstance(found, Refusal)
     assert found.message == "it is wrong"
 
@@ -838,7 +832,7 @@ def test_a_missing_package_is_named() -> None:
 
     error = APIConnectionError("No module named 'google'")
     error.__context__ = ModuleNotFoundError("No module named 'google'", name="google")
-    found = judged(error, "p", [])
+    found = convert(error, "p", [])
     assert isinstance(found, UpstreamProtocolError)
     assert '"google"' in found.message
 
@@ -862,9 +856,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("adapter", "is_imported"), [("http", False), ("litellm", True)])
-def test_litellm_is_imported_only_where_a_provider_needs_it_and_in_the_background(
-    adapter: str, is_imported: bool, tmp_path: Path
-) -> None:
+def test_litellm_is_imported_only_if_needed_and_in_a_thread(adapter: str, is_imported: bool, tmp_path: Path) -> None:
     flags = {
         "providers.p.adapter": adapter, "providers.p.base_url": "http://127.0.0.1:9/v1", "built_in_providers": False,
         "default_provider": "p", "store.url": "memory://",

@@ -1,4 +1,4 @@
-"""The connections to one place: kept, bounded, given up."""
+"""The connection pool of one host: reuse, limits, and closing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def ask(upstream: HttpUpstream, url: str, method: str = "POST", *headers: 
 async def used(connection: Connection) -> None:
     answer = await connection.ask(GET)
     while not answer.is_complete:
-        await answer.news()
+        await answer.wait_for_data()
         answer.take()
 
 
@@ -75,16 +75,14 @@ async def used(connection: Connection) -> None:
         ),
     ],
 )
-def test_a_place_is_named_as_its_address_has_it(
-    url: str, host: str, port: int, netloc: bytes, authority: bytes
-) -> None:
+def test_host_is_named_as_in_its_address(url: str, host: str, port: int, netloc: bytes, authority: bytes) -> None:
     place = HostPort(url)
     assert (place.host, place.port, place.netloc, place.authority) == (host, port, netloc, authority)
     assert place.is_tls is url.startswith("https:")
     assert place.credential == b""
 
 
-async def test_authorities_are_read_at_the_start_once_for_all_and_only_where_there_is_tls() -> None:
+async def test_certificate_authorities_are_read_once_and_only_for_tls() -> None:
     made = origin._default_context
     made.cache_clear()
     async with origin_of("http://a.example"):
@@ -93,7 +91,7 @@ async def test_authorities_are_read_at_the_start_once_for_all_and_only_where_the
         assert made.cache_info().misses == 1
 
 
-async def test_who_is_one_too_many_waits_until_another_has_gone() -> None:
+async def test_call_beyond_the_limit_waits_for_a_free_connection() -> None:
     async with answering(ok(), ok()) as server, origin_of(server.url, most=2) as place:
         first, second = await place.take(), await place.take()
         third = asyncio.ensure_future(place.take())
@@ -106,7 +104,7 @@ async def test_who_is_one_too_many_waits_until_another_has_gone() -> None:
         place.give(first)
 
 
-async def test_a_place_that_was_waited_for_in_vain_is_free_for_others() -> None:
+async def test_place_of_a_timed_out_call_is_free_for_others() -> None:
     async with answering(ok()) as server, origin_of(server.url, most=1) as place:
         first = await place.take()
         given_up = asyncio.ensure_future(place.take())
@@ -118,13 +116,13 @@ async def test_a_place_that_was_waited_for_in_vain_is_free_for_others() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "b\u00fc..b", "x" * 70, "b\u00fc" * 60])
-async def test_a_name_that_is_none_cannot_be_resolved(host: str) -> None:
+async def test_invalid_name_cannot_be_resolved(host: str) -> None:
     async with upstream_of(f"http://{host}") as upstream:
         with pytest.raises(UpstreamUnreachable, match="cannot be resolved"):
             await ask(upstream, f"http://{host}")
 
 
-async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_answers_there(
+async def test_addresses_are_cached_for_a_while_or_until_a_connection_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = list[object]()
@@ -147,7 +145,7 @@ async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_an
     assert len(asked) == 3
 
 
-async def test_all_wait_for_one_answer_to_where_a_place_is_and_who_leaves_does_not_end_it(
+async def test_all_calls_share_one_look_up_that_survives_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, answer = list[object](), threading.Event()
@@ -170,7 +168,7 @@ async def test_all_wait_for_one_answer_to_where_a_place_is_and_who_leaves_does_n
         assert len(asked) == 1
 
 
-async def test_names_that_nobody_answers_for_keep_no_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresolvable_names_do_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
     look_up = socket.getaddrinfo
 
@@ -196,9 +194,7 @@ async def test_names_that_nobody_answers_for_keep_no_others_waiting(monkeypatch:
 
 
 @pytest.mark.parametrize("is_mute", [False, True])
-async def test_addresses_that_were_known_hold_while_nobody_says_any(
-    is_mute: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_known_addresses_are_used_while_a_look_up_hangs(is_mute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "_MAX_WAIT_S", 0.05)
     monkeypatch.setattr(origin, "_ADDRESSES_S", 0.0)
 
@@ -218,7 +214,7 @@ async def test_addresses_that_were_known_hold_while_nobody_says_any(
     answer.set()
 
 
-async def test_the_address_that_answered_is_the_first_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_address_that_accepted_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, tried = asyncio.get_running_loop(), list[object]()
     connect = loop.sock_connect
 
@@ -239,27 +235,27 @@ async def test_the_address_that_answered_is_the_first_to_be_tried(monkeypatch: p
     assert tried == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
 
 
-async def test_where_no_connection_comes_about_others_may_try() -> None:
+async def test_failed_connection_frees_its_place() -> None:
     async with origin_of("http://127.0.0.1:9", most=1) as place:
         for _ in range(3):
             with pytest.raises(NotConnected):
                 await asyncio.wait_for(place.take(), LIMIT_S)
 
 
-async def test_one_that_the_other_side_has_closed_is_not_used() -> None:
+async def test_connection_closed_by_the_server_is_not_reused() -> None:
     async with answering(ok(), ok()) as server, origin_of(server.url) as place:
         first = await place.take()
         await used(first)
         place.give(first)
         server.writers[0].close()
-        await eventually(lambda: first.is_orphaned, "it is noticed")
+        await eventually(lambda: first.is_lost, "it is noticed")
         assert not place._idle
         second = await place.take()
         assert second is not first
         place.give(second)
 
 
-async def test_one_that_has_just_been_hung_up_on_is_not_used() -> None:
+async def test_just_closed_connection_is_not_reused() -> None:
     async with answering(ok(), ok()) as server, upstream_of(server.url) as upstream:
         assert await ask(upstream, server.url) == b"ok"
         upstream._origin._idle[0].data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
@@ -275,8 +271,8 @@ async def test_one_that_has_just_been_hung_up_on_is_not_used() -> None:
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
     ],
 )
-async def test_a_tunnel_begins_behind_the_head_whatever_that_says(let_through: bytes) -> None:
-    """And who gives up in the middle of its handshake leaves nothing behind."""
+async def test_tunnel_begins_after_the_head(let_through: bytes) -> None:
+    """A connection that is aborted in its handshake leaves nothing open."""
     hello = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -296,11 +292,11 @@ async def test_a_tunnel_begins_behind_the_head_whatever_that_says(let_through: b
         await asyncio.gather(taking, return_exceptions=True)
         await asyncio.sleep(0)
         assert not place._all
-        assert place._slots.take()
+        assert place._limit.try_take()
         await place.aclose()
 
 
-async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "_KEEPALIVE_S", 0.1)
     async with answering(ok(), ok()) as server, origin_of(server.url) as place:
         first, second = await place.take(), await place.take()
@@ -309,13 +305,13 @@ async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.06)
         await used(second)
         place.give(second)
-        await eventually(lambda: first.is_orphaned, "the first is old")
-        await eventually(lambda: second.is_orphaned, "and so is the second")
+        await eventually(lambda: first.is_lost, "the first is old")
+        await eventually(lambda: second.is_lost, "and so is the second")
         assert not place._all
 
 
 @pytest.mark.parametrize("length", [b"content-length: 10\r\n", b""])
-async def test_at_the_end_those_in_use_end_too(length: bytes) -> None:
+async def test_aclose_ends_used_connections(length: bytes) -> None:
     async with answering(b"HTTP/1.1 200 OK\r\n" + length + b"\r\nabc") as server:
         upstream = HttpUpstream("p", server.url, LIMITS)
         async with upstream.send(Outgoing("POST", f"{server.url}/", [], b"")) as reply:
@@ -338,7 +334,7 @@ async def test_at_the_end_those_in_use_end_too(length: bytes) -> None:
         (b"keep-alive: idletimeout=0", True),
     ],
 )
-async def test_a_connection_is_kept_no_longer_than_the_other_side_keeps_it(said: bytes, is_kept: bool) -> None:
+async def test_connection_is_kept_no_longer_than_the_server_keeps_it(said: bytes, is_kept: bool) -> None:
     async with answering(ok(b"", said), ok(b"", said)) as server, origin_of(server.url) as place:
         first = await place.take()
         await used(first)
@@ -351,21 +347,23 @@ async def test_a_connection_is_kept_no_longer_than_the_other_side_keeps_it(said:
             place.give(second)
 
 
-async def test_what_comes_unasked_is_given_to_nobody_however_early() -> None:
+async def test_unrequested_data_is_never_passed_on() -> None:
     async with answering(ok(), ok(b"mine")) as server, upstream_of(server.url) as upstream:
         await ask(upstream, server.url)
-        os.write(server.writers[0].get_extra_info("socket").fileno(), ok(b"evil"))  # in this turn: nobody has read it
+        os.write(
+            server.writers[0].get_extra_info("socket").fileno(), ok(b"evil")
+        )  # in this turn, so it is not read yet
         assert await ask(upstream, server.url) == b"mine"
         assert server.connections == 2
 
 
-async def test_a_kept_connection_that_is_dead_says_nothing_of_its_provider_but_of_those_of_its_age() -> None:
+async def test_dead_reused_connection_is_no_provider_failure_and_closes_idle_ones() -> None:
     async with answering(ok(), ok(), None, ok(b"new")) as server, upstream_of(server.url) as upstream:
         taken = [await upstream._origin.take() for _ in range(2)]
         for connection in taken:
             await used(connection)
         for connection in taken:
-            upstream.leave(connection)
+            upstream.release(connection)
         with pytest.raises(UpstreamHungUp) as raised:
             await ask(upstream, server.url)
         assert not raised.value.is_providers
@@ -374,7 +372,7 @@ async def test_a_kept_connection_that_is_dead_says_nothing_of_its_provider_but_o
         assert await ask(upstream, server.url) == b"new"
 
 
-async def test_what_was_not_sent_over_a_connection_that_ended_just_then_goes_over_another() -> None:
+async def test_unsent_request_goes_over_another_connection() -> None:
     async with answering(ok(), ok(b"new")) as server, upstream_of(server.url) as upstream:
         await ask(upstream, server.url)
         [kept] = upstream._origin._idle
@@ -391,17 +389,17 @@ async def test_what_was_not_sent_over_a_connection_that_ended_just_then_goes_ove
         assert len(server.requests) == 2
 
 
-async def test_what_may_be_sent_twice_is_where_an_old_connection_is_dead() -> None:
+async def test_idempotent_request_is_retried_on_a_dead_connection() -> None:
     async with answering(ok(), None, ok(b"again"), ok(), None) as server, upstream_of(server.url) as upstream:
         assert await ask(upstream, server.url, "GET") == b"ok"
         assert await ask(upstream, server.url, "GET") == b"again"
         assert await ask(upstream, server.url) == b"ok"
-        with pytest.raises(UpstreamUnreachable, match="without an answer"):
+        with pytest.raises(UpstreamUnreachable, match="without a response"):
             await ask(upstream, server.url)
         assert len(server.requests) == 5
 
 
-async def test_a_user_in_an_address_is_sent_as_such_unless_the_caller_names_another() -> None:
+async def test_user_in_an_address_is_sent_unless_the_caller_has_a_credential() -> None:
     async with answering(ok(), ok()) as server:
         url = server.url.replace("://", "://me:p%40ss@")
         async with upstream_of(url) as upstream:
@@ -413,7 +411,7 @@ async def test_a_user_in_an_address_is_sent_as_such_unless_the_caller_names_anot
         assert all(request.startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:") for request in server.requests)
 
 
-async def test_a_host_that_the_configuration_names_stands_alone() -> None:
+async def test_configured_host_header_is_sent_alone() -> None:
     async with answering(ok()) as server, upstream_of(server.url) as upstream:
         await ask(upstream, server.url, "POST", (b"host", b"inner.example"))
         assert server.requests[0].lower().count(b"\r\nhost:") == 1
@@ -432,12 +430,12 @@ async def test_an_address_may_end_with_its_host(behind: str, path: bytes, is_by_
             async with upstream.send(Outgoing("POST", url + behind, [], b"")) as reply:
                 assert reply.status == 200
         whole = b"http://provider.invalid:81" + path if is_by_proxy else path
-        # A user and a password stand in a header of their own, which a proxy does not write into its log.
+        # User and password are sent in a header, which a proxy does not log.
         assert server.requests[0].startswith(b"POST " + whole + b" HTTP/1.1\r\nhost: ")
 
 
 @pytest.mark.parametrize("bad", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb", b"a\0b"])
-async def test_what_would_be_read_as_another_line_is_not_sent(bad: bytes) -> None:
+async def test_line_breaks_are_not_sent(bad: bytes) -> None:
     async with answering(ok()) as server, upstream_of(server.url) as upstream:
         with pytest.raises(InvalidRequest):
             await ask(upstream, server.url, "POST", (b"x-a", bad))

@@ -1,4 +1,4 @@
-"""One timer a stream: it notices a wait that lasts too long, and only that."""
+"""One timer per stream, which notices only a wait that lasts too long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.upstream.read_timeout import ReadTimeout
 from tests.support.timing import in_no_time
 
 
-def test_a_wait_that_lasts_too_long_is_noticed_once() -> None:
+def test_expired_wait_is_noticed_once() -> None:
     async def wait() -> None:
         expired: list[int] = []
         silence = ReadTimeout(50, lambda: expired.append(1))
@@ -41,20 +41,20 @@ def test_short_waits_and_the_time_between_them_do_not_count() -> None:
     in_no_time(wait())
 
 
-def test_what_came_while_the_process_stood_still_ends_the_wait() -> None:
+def test_data_received_while_suspended_ends_the_wait() -> None:
     async def wait() -> None:
         expired: list[int] = []
         loop, heard = asyncio.get_running_loop(), asyncio.Event()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            loop.add_reader(ours, heard.set)
+        client_socket, server_socket = socket.socketpair()
+        with client_socket, server_socket:
+            loop.add_reader(client_socket, heard.set)
             silence = ReadTimeout(0.01, lambda: expired.append(1))
             silence.begin()
-            theirs.send(b"an answer")
-            time.sleep(0.3)  # nothing runs meanwhile
+            server_socket.send(b"an answer")
+            time.sleep(0.3)  # blocks the event loop
             await heard.wait()
             silence.end()
-            loop.remove_reader(ours)
+            loop.remove_reader(client_socket)
             await asyncio.sleep(0.3)
             silence.stop()
         assert expired == []
@@ -62,7 +62,7 @@ def test_what_came_while_the_process_stood_still_ends_the_wait() -> None:
     asyncio.run(wait())
 
 
-def test_nothing_is_noticed_after_the_stop() -> None:
+def test_nothing_expires_after_stop() -> None:
     async def wait() -> None:
         expired: list[int] = []
         silence = ReadTimeout(50, lambda: expired.append(1))

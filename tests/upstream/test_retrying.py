@@ -1,4 +1,4 @@
-"""Asked again where nothing was done, and left alone after failures in a row: with a scripted way to the provider."""
+"""Retries where nothing was done, and the circuit breaker, with a scripted upstream."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sending:
 
 @dataclass
 class Provider:
-    """Answers what it is told to, one after the other; an event is an answer once it is set."""
+    """Returns scripted results, one per call; an event is a result that waits until it is set."""
 
     outcomes: Iterable[int | Reply | BaseException | asyncio.Event]
     sent: list[Sending] = field(default_factory=list)
@@ -104,7 +104,7 @@ async def ask(upstream: RetryingUpstream, notes: dict[str, str] | None = None) -
 
 
 @pytest.mark.parametrize("first", [429, 502, 503, 521, 523, 529, UpstreamRefused("no"), UpstreamNotAccepted("full")])
-async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -> None:
+async def test_refused_request_is_retried(first: int | BaseException) -> None:
     provider, clock, notes = Provider([first, 200]), Clock(), {}  # type: ignore[var-annotated]
     assert await ask(patient(provider, clock), notes) == 200
     assert clock.waits == [0.5]
@@ -115,7 +115,7 @@ async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -
 @pytest.mark.parametrize(
     "first", [200, 400, 401, 404, 413, 500, 504, 520, 522, 524, UpstreamUnreachable("reset"), UpstreamTimeout("silent")]
 )
-async def test_what_may_have_been_done_is_not_asked_again(first: int | BaseException) -> None:
+async def test_request_that_may_have_been_executed_is_not_retried(first: int | BaseException) -> None:
     provider, clock = Provider([first, 200]), Clock()
     if isinstance(first, int):
         assert await ask(patient(provider, clock)) == first
@@ -126,7 +126,7 @@ async def test_what_may_have_been_done_is_not_asked_again(first: int | BaseExcep
     assert clock.waits == []
 
 
-async def test_where_another_provider_is_left_nobody_waits_twice_for_a_connection() -> None:
+async def test_connect_timeout_is_not_retried_if_a_fallback_exists() -> None:
     slow, quick = UpstreamNotAccepted("full"), UpstreamRefused("no")
     provider = Provider([slow, 200])
     with pytest.raises(UpstreamNotAccepted):
@@ -138,7 +138,7 @@ async def test_where_another_provider_is_left_nobody_waits_twice_for_a_connectio
         assert reply.status == 200
 
 
-async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
+async def test_response_after_the_last_try_is_passed_on() -> None:
     provider, clock = Provider([503, 503, 503, 200]), Clock()
     assert await ask(patient(provider, clock, failures=9)) == 503
     assert clock.waits == [0.5, 1.0]
@@ -149,7 +149,7 @@ async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
 
 
 async def marks(outcomes: list[int | Reply | BaseException | asyncio.Event], retries: int = 2) -> list[bytes]:
-    """The values of `x-should-retry` on what a call ends with."""
+    """Return the values of `x-should-retry` on the final response of a call."""
     async with patient(Provider(outcomes), Clock(), retries=retries).send(Outgoing("POST", "u", [], b"{}")) as reply:
         assert [piece async for piece in reply.chunks()] == [b"body"]
         return [value for name, value in reply.headers if name == b"x-should-retry"]
@@ -197,7 +197,7 @@ async def test_retry_that_succeeds_is_no_failure() -> None:
     assert upstream.failures == 0
 
 
-async def test_failed_test_of_a_provider_left_alone_counts_at_once() -> None:
+async def test_failed_test_of_an_open_circuit_counts_at_once() -> None:
     provider, clock = Provider([503] * 5), Clock()
     upstream = patient(provider, clock, retries=1, failures=2)
     assert [await ask(upstream) for _ in range(2)] == [503, 503]
@@ -207,7 +207,7 @@ async def test_failed_test_of_a_provider_left_alone_counts_at_once() -> None:
     assert len(provider.sent) == 5
 
 
-async def test_what_a_provider_asks_for_is_obeyed() -> None:
+async def test_requested_wait_is_respected() -> None:
     provider, clock = Provider([Reply(429, [(b"retry-after", b"7")]), 200]), Clock()
     assert await ask(patient(provider, clock)) == 200
     assert clock.waits == [7.0]
@@ -215,19 +215,19 @@ async def test_what_a_provider_asks_for_is_obeyed() -> None:
     assert await ask(patient(long, clock)) == 429
 
 
-async def test_where_another_provider_is_left_a_long_wait_is_not_sat_out() -> None:
+async def test_long_wait_is_skipped_if_a_fallback_exists() -> None:
     provider, clock = Provider([Reply(429, [(b"retry-after", b"7")]), 200]), Clock()
     async with patient(provider, clock).send(Outgoing("POST", "http://p/v1/x", [], b"{}", has_next=True)) as reply:
         assert (reply.status, len(provider.sent), clock.waits) == (429, 1, [])
 
 
-async def test_a_provider_that_says_that_no_wait_helps_is_not_asked_again() -> None:
+async def test_provider_that_forbids_retries_is_not_retried() -> None:
     provider, clock = Provider([Reply(429, [(b"x-should-retry", b"false"), (b"retry-after", b"1")]), 200]), Clock()
     assert await ask(patient(provider, clock)) == 429
     assert (len(provider.sent), clock.waits) == (1, [])
 
 
-async def test_a_date_that_a_provider_asks_for_is_obeyed() -> None:
+async def test_requested_date_is_respected() -> None:
     def at(seconds: int) -> Reply:
         return Reply(503, [(b"retry-after", formatdate(1_792_567_680 + seconds, usegmt=True).encode())])
 
@@ -237,7 +237,7 @@ async def test_a_date_that_a_provider_asks_for_is_obeyed() -> None:
     assert await ask(patient(Provider([at(3600), 200]), clock)) == 503
 
 
-async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(caplog: pytest.LogCaptureFixture) -> None:
+async def test_circuit_opens_after_failures_and_one_call_tests_it(caplog: pytest.LogCaptureFixture) -> None:
     provider, clock = Provider([502, 502, 502, 200, 200]), Clock()
     upstream = patient(provider, clock, retries=0)
     with caplog.at_level(logging.WARNING, "gateway"):
@@ -251,22 +251,22 @@ async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(capl
         assert await ask(upstream) == 200
         assert await ask(upstream) == 200
     assert [record.message for record in caplog.records] == [
-        "provider p is left alone for 10 s",
-        "provider p is asked again",
+        "provider p: circuit open for 10 s",
+        "provider p: circuit closed",
     ]
 
 
-async def test_a_refusal_says_in_words_what_its_header_says() -> None:
+async def test_open_circuit_message_has_the_retry_after_value() -> None:
     clock = Clock()
     upstream = patient(Provider([502] * 3), clock, retries=0)
     assert [await ask(upstream) for _ in range(3)] == [502] * 3
     clock.now += 9.7
-    with pytest.raises(UpstreamOpenCircuit, match=r"asked again in 1 s\.") as refused:
+    with pytest.raises(UpstreamOpenCircuit, match=r"called again in 1 s\.") as refused:
         await ask(upstream)
     assert refused.value.retry_after == 1
 
 
-async def test_requests_that_cannot_be_translated_close_no_way() -> None:
+async def test_untranslatable_requests_do_not_open_the_circuit() -> None:
     provider = Provider([*[UpstreamUntranslated("odd")] * 5, 200])
     upstream = patient(provider, Clock(), failures=3)
     for _ in range(5):
@@ -275,7 +275,7 @@ async def test_requests_that_cannot_be_translated_close_no_way() -> None:
     assert await ask(upstream) == 200
 
 
-async def test_a_provider_that_nobody_reaches_is_left_alone_and_says_how_often_and_how_long() -> None:
+async def test_unreachable_provider_opens_the_circuit_with_its_counts() -> None:
     provider, clock = Provider([UpstreamUnreachable("no")] * 3), Clock()
     upstream = patient(provider, clock, retries=0)
     assert (upstream.failures, upstream.asked_in_s) == (0, None)
@@ -286,7 +286,7 @@ async def test_a_provider_that_nobody_reaches_is_left_alone_and_says_how_often_a
     assert (upstream.failures, upstream.asked_in_s) == (3, 6)
 
 
-async def test_while_one_call_tries_again_no_other_is_sent() -> None:
+async def test_only_one_call_tests_an_open_circuit() -> None:
     is_well = asyncio.Event()
     provider, clock = Provider([502, 502, 502, is_well]), Clock()
     upstream = patient(provider, clock, retries=0)
@@ -301,7 +301,7 @@ async def test_while_one_call_tries_again_no_other_is_sent() -> None:
     assert await trying == 200
 
 
-async def test_a_call_that_cannot_be_translated_while_it_tried_lets_another_try() -> None:
+async def test_untranslatable_test_call_lets_another_call_test() -> None:
     provider, clock = Provider([502, 502, 502, UpstreamUntranslated("odd"), 200]), Clock()
     upstream = patient(provider, clock, retries=0)
     for _ in range(3):
@@ -312,19 +312,19 @@ async def test_a_call_that_cannot_be_translated_while_it_tried_lets_another_try(
     assert await ask(upstream) == 200
 
 
-async def test_a_call_that_waits_to_be_sent_again_is_not_at_work() -> None:
-    told: list[bool] = []
-    request = Outgoing("POST", "http://p/v1/x", [], b"{}", at_work=lambda *, is_so: told.append(is_so))
+async def test_waiting_call_is_not_at_work() -> None:
+    reported: list[bool] = []
+    request = Outgoing("POST", "http://p/v1/x", [], b"{}", at_work=lambda *, is_so: reported.append(is_so))
     async with patient(Provider([503, 200]), Clock()).send(request):
-        assert told == [False]
+        assert reported == [False]
 
 
-async def test_a_busy_provider_is_not_left_alone() -> None:
+async def test_busy_provider_does_not_open_the_circuit() -> None:
     provider, clock = Provider([429] * 9), Clock()
     assert [await ask(patient(provider, clock, retries=0)) for _ in range(9)] == [429] * 9
 
 
-async def test_a_call_that_was_given_up_while_it_tried_lets_another_try() -> None:
+async def test_cancelled_test_call_lets_another_call_test() -> None:
     provider, clock = Provider([502, 502, 502, asyncio.CancelledError(), 200]), Clock()
     upstream = patient(provider, clock, retries=0)
     for _ in range(3):
@@ -335,7 +335,7 @@ async def test_a_call_that_was_given_up_while_it_tried_lets_another_try() -> Non
     assert await ask(upstream) == 200
 
 
-async def test_what_is_closed_closes_what_it_wraps() -> None:
+async def test_closing_closes_the_wrapped_upstream() -> None:
     provider = Provider([])
     await patient(provider, Clock()).aclose()
     assert provider.closed

@@ -1,8 +1,8 @@
 """Translate requests and responses through litellm.
 
-Each call becomes one chat (text, embedding) call of litellm and comes back in the client's own format, so that the rest
-of the gateway meters and guards it as any other. litellm is loaded in a thread when the first such provider is
-configured; calls wait for it.
+Each call becomes one chat, text or embedding call of litellm, and its response is converted back to the client's
+format. The rest of the gateway therefore meters it like any other call. litellm is loaded in a thread when the first
+such provider is configured, and calls wait for it.
 """
 
 from __future__ import annotations
@@ -29,25 +29,33 @@ from gateway.core.http.request import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.body import AlreadyRead
-from gateway.upstream.litellm import arguments, faults, library, wires
+from gateway.upstream.litellm import arguments, faults, library, translations
 from gateway.upstream.litellm.library import Library
-from gateway.upstream.litellm.watched import Watched
+from gateway.upstream.litellm.observed import ObservedStream
 
 logger = logging.getLogger("gateway")
 
 _JSON: Final = ((b"content-type", b"application/json"),)
 _EVENTS: Final = ((b"content-type", b"text/event-stream; charset=utf-8"),)
-#: the one header of a caller that the provider reads; all others are about the client's own API
+#: The only header of a caller that the provider reads. All others are for the API that the client uses.
 _BETA: Final = b"anthropic-beta"
 
 
 @dataclass(frozen=True, slots=True)
 class LitellmSettings:
-    """One provider.
+    """Settings of one provider.
 
-    `provider`: litellm's name for it. `base_url`: empty for the one litellm knows. `headers`: names of those that are
-    configured. `is_keyless`: litellm finds the credential by itself, or none is needed. `options`: further arguments.
-    `families`: what models refuse. Times are seconds: to connect, to the head of an answer, between two pieces of it.
+    Attributes:
+        name: its name in the configuration.
+        provider: litellm's name for it.
+        base_url: its address; empty for litellm's default.
+        headers: names of the configured headers.
+        is_keyless: litellm finds the credential itself, or none is needed.
+        options: further arguments for litellm.
+        connect_s: seconds to connect.
+        first_byte_s: seconds to the head of a response.
+        between_bytes_s: seconds between two chunks of a response.
+        families: what the models accept and refuse.
     """
 
     name: str
@@ -63,11 +71,11 @@ class LitellmSettings:
 
 
 class LitellmUpstream:
-    """The way to one provider through litellm. Construct it where an event loop runs: loading begins at once."""
+    """Send requests to one provider through litellm. Create it in a running event loop; it starts loading litellm."""
 
     def __init__(self, settings: LitellmSettings) -> None:
         self.settings = settings
-        library.use()
+        library.acquire()
         self._loading = asyncio.ensure_future(asyncio.to_thread(library.load))
         self._loading.add_done_callback(self._loaded)
 
@@ -76,39 +84,39 @@ class LitellmUpstream:
             logger.error("provider %s: litellm cannot be loaded: %s", self.settings.name, type(error).__name__)
 
     async def library(self) -> Library:
-        """litellm, once it is loaded.
+        """Return litellm when it is loaded.
 
         Raises:
-            UpstreamUnreachable: it cannot be.
+            UpstreamUnreachable: it cannot be loaded.
         """
         try:
             return await asyncio.shield(self._loading)
         except Exception as error:
             raise UpstreamUnreachable(
-                f'The provider "{self.settings.name}" needs litellm, which cannot be loaded ({type(error).__name__}).'
+                f'The provider "{self.settings.name}" needs litellm, which failed to load ({type(error).__name__}).'
             ) from error
 
-    def send(self, request: Outgoing) -> _Sending:
-        """See `Upstream.send`."""
-        return _Sending(self, request)
+    def send(self, request: Outgoing) -> _SendContext:
+        """Return the context in which the request is sent."""
+        return _SendContext(self, request)
 
     async def aclose(self) -> None:
-        """See `Upstream.aclose`."""
+        """Close litellm's connections if no other provider uses them."""
         loaded = None
         with contextlib.suppress(Exception):
             loaded = await asyncio.shield(self._loading)
-        await library.leave(loaded)
+        await library.release(loaded)
 
 
-class _Sending:
-    """One request on its way: entered when its answer has begun, left when nobody reads on."""
+class _SendContext:
+    """One request: entered when its response has begun, left when it is no longer read."""
 
     __slots__ = ("_request", "_secrets", "_stream", "_upstream")
 
     def __init__(self, upstream: LitellmUpstream, request: Outgoing) -> None:
         self._upstream = upstream
         self._request = request
-        self._stream: Watched | None = None
+        self._stream: ObservedStream | None = None
         self._secrets: tuple[str, ...] = tuple(upstream.settings.options.values())
 
     async def __aenter__(self) -> UpstreamReply:
@@ -120,68 +128,70 @@ class _Sending:
         self._request.at_work(is_so=True)
         try:
             async with asyncio.timeout(settings.first_byte_s):
-                return await self._answer(loaded, form, key)
+                return await self._call(loaded, form, key)
         except TimeoutError as error:
             await self.__aexit__()
             raise UpstreamTimeout(
-                f'The provider "{settings.name}" did not begin an answer within {settings.first_byte_s:g} s '
+                f'The provider "{settings.name}" did not begin a response within {settings.first_byte_s:g} s '
                 "(timeout_s.first_byte)."
             ) from error
         except BaseException:
             await self.__aexit__()
             raise
 
-    def _form(self) -> type[wires.Translation]:
+    def _form(self) -> type[translations.Translation]:
         settings, url = self._upstream.settings, self._request.url
         path = url.removeprefix(f"{settings.base_url}/").partition("?")[0]
-        form = wires.TRANSLATIONS.get(path.strip("/").lower())
+        form = translations.TRANSLATIONS.get(path.strip("/").lower())
         if form is None or self._request.method != "POST":
             raise NotFound(
-                f'"{settings.name}" is served through a translation (adapter: litellm), which offers POST of '
-                f"{', '.join(wires.TRANSLATIONS)}."
+                f'"{settings.name}" is used through a translation (adapter: litellm), which supports only POST of '
+                f"{', '.join(translations.TRANSLATIONS)}."
             )
         return form
 
     def _key(self) -> str | None:
-        """The credential that came with the request: the configured one, or the caller's."""
+        """Return the credential in the request: the configured one or the caller's; None if none is needed."""
         settings = self._upstream.settings
-        found = next((credential(value) for name, value in self._request.headers if name in CREDENTIALS), None)
-        if found:
-            self._secrets = (*self._secrets, found)
+        key = next((credential(value) for name, value in self._request.headers if name in CREDENTIALS), None)
+        if key:
+            self._secrets = (*self._secrets, key)
         elif not settings.is_keyless:
-            # litellm would look for one in the environment, which is not meant for whoever calls.
+            # litellm would look for a credential in the environment, which is not meant for callers.
             raise Unauthenticated(
-                f'The call brings no credential and the gateway holds none of "{settings.name}". Send one, or set '
-                f"providers.{settings.name}.key; or auth: none, if litellm is to find it by itself."
+                f'The call has no credential, and none is configured for "{settings.name}". Send one, or set '
+                f"providers.{settings.name}.key, or auth: none if litellm finds it itself."
             )
-        return found
+        return key
 
-    async def _answer(self, loaded: Library, form: type[wires.Translation], key: str | None) -> UpstreamReply:
+    async def _call(self, loaded: Library, form: type[translations.Translation], key: str | None) -> UpstreamReply:
         settings = self._upstream.settings
         try:
             call = _translated(loaded, form, settings, self._request)
-            # Configured options hold where a call does not say otherwise; what `_fixed` gives holds in any case.
+            # A call overrides configured options. The values of `_fixed` override everything.
             given = {**settings.options, **call.arguments, **self._fixed(loaded, form, key)}
-            answer = await getattr(loaded, call.function)(**given)
+            completion = await getattr(loaded, call.function)(**given)
             if call.arguments.get("stream") is not True:
-                return AlreadyRead(200, _JSON, call.whole(answer))
-            self._stream = Watched(answer)
+                return AlreadyRead(200, _JSON, call.whole(completion))
+            self._stream = ObservedStream(completion)
             await self._stream.begin()
             return _Streamed(self, call.events(self._stream))
         except GatewayError:
             raise
         except Exception as error:
-            found = faults.judged(error, settings.name, self._secrets)
-            if isinstance(found, GatewayError):
-                raise found from error
-            return found.as_reply(anthropic=form is wires.Messages)
+            result = faults.convert(error, settings.name, self._secrets)
+            if isinstance(result, GatewayError):
+                raise result from error
+            return result.as_reply(anthropic=form is translations.Messages)
 
-    def _fixed(self, loaded: Library, form: type[wires.Translation], key: str | None) -> dict[str, Any]:
-        """The arguments that are not the caller's to choose."""
+    def _fixed(self, loaded: Library, form: type[translations.Translation], key: str | None) -> dict[str, Any]:
+        """Return the arguments that the caller cannot choose."""
         settings = self._upstream.settings
-        kept = settings.headers | ({_BETA} if form is wires.Messages else frozenset())
+        passed_names = settings.headers | ({_BETA} if form is translations.Messages else frozenset())
         headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in self._request.headers if name in kept
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in self._request.headers
+            if name in passed_names
         }
         longest = max(settings.first_byte_s, settings.between_bytes_s)
         return {
@@ -195,7 +205,7 @@ class _Sending:
         }
 
     async def pieces(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The events as they come, and what goes wrong among them as ours."""
+        """Yield the events as they arrive; convert exceptions to the gateway's errors."""
         settings = self._upstream.settings
         try:
             while True:
@@ -208,13 +218,13 @@ class _Sending:
             return
         except TimeoutError as error:
             raise UpstreamTimeout(
-                f'The provider "{settings.name}" was silent for longer than {settings.between_bytes_s:g} s '
+                f'The provider "{settings.name}" sent nothing for longer than {settings.between_bytes_s:g} s '
                 "(timeout_s.between_bytes)."
             ) from error
         except GatewayError:
             raise
         except Exception as error:
-            raise faults.broken(error, settings.name, self._secrets) from error
+            raise faults.stream_error(error, settings.name, self._secrets) from error
 
     async def __aexit__(self, *_: object) -> None:
         stream, self._stream = self._stream, None
@@ -223,9 +233,9 @@ class _Sending:
 
 
 def _translated(
-    loaded: Library, form: type[wires.Translation], settings: LitellmSettings, request: Outgoing
-) -> wires.Translation:
-    """The call as litellm takes it.
+    loaded: Library, form: type[translations.Translation], settings: LitellmSettings, request: Outgoing
+) -> translations.Translation:
+    """Return the call in litellm's form.
 
     Raises:
         InvalidRequest: it cannot be translated.
@@ -244,23 +254,23 @@ def _translated(
             raise
         raise InvalidRequest(f"The request cannot be translated ({type(error).__name__}).") from error
     if call.left_out:
-        # Not `left_out`, which names the models that no budget was held for.
+        # The note is not named `left_out`: that note names models without a budget reservation.
         request.note("untranslated", ", ".join(sorted(call.left_out)))
     return call
 
 
 class _Streamed:
-    """An answer that comes in events."""
+    """A streamed response."""
 
     status = 200
     headers: Sequence[tuple[bytes, bytes]] = _EVENTS
 
-    def __init__(self, sending: _Sending, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, sending: _SendContext, events: AsyncIterator[bytes]) -> None:
         self._sending = sending
         self._events = events
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """See `UpstreamReply.chunks`."""
+        """Return the events as an iterator."""
         return self._sending.pieces(self._events)
 
 

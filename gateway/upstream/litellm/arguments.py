@@ -1,8 +1,8 @@
-"""Convert a request into arguments of litellm's functions, and refuse what cannot be converted.
+"""Convert a request to arguments of litellm's functions, and refuse what cannot be converted.
 
-Only fields that an API documents do: these functions take credentials, addresses and switches under the same roof, and
-none of these is a caller's to choose. What a provider does not take is refused, but for hints that change nothing in an
-answer.
+Only documented fields of an API are converted. litellm's functions take credentials, addresses and switches as
+arguments too, and a caller must not set these. A field that a provider does not accept is refused, except hints that do
+not change the response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.errors import CompactionUnknown, InvalidRequest
 from gateway.core.values import dataclass
-from gateway.dialects.limits import thinking_within
+from gateway.dialects.limits import thinking_budget
 from gateway.upstream.litellm import blocks
 from gateway.upstream.litellm.library import Library
 
@@ -51,7 +51,7 @@ RESPONSES: Final = frozenset(
         "parallel_tool_calls", "user", "text", "reasoning", "safety_identifier", "service_tier",
     }
 )  # fmt: skip
-#: name sessions and caches, or ask for what only the client's own API keeps; an answer is the same without them
+#: Fields that name sessions and caches, or use stored state of the client's own API. They do not change the response.
 HINTS: Final = frozenset(
     {"metadata", "client_metadata", "session_id", "prompt_cache_retention", "prompt_cache_options"}
 )
@@ -59,59 +59,63 @@ MESSAGES_HINTS: Final = HINTS | {"cache_control", "context_management", "service
 RESPONSES_HINTS: Final = HINTS | {
     "store", "include", "truncation", "context_management", "prompt_cache_key", "stream_options",
 }  # fmt: skip
-#: passed on only where the provider knows them
+#: passed on only if the provider knows them
 _IF_KNOWN: Final = frozenset(
     {"user", "prompt_cache_key", "safety_identifier", "store", "service_tier", "encoding_format"}
 )
-#: what an API does without being told, and so need not be told to a provider that does not know the field
+#: The defaults of an API. A field with its default is not sent to a provider that does not know the field.
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "n": 1, "parallel_tool_calls": True, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0,
     "top_logprobs": 0, "echo": False, "best_of": 1, "logit_bias": {}, "verbosity": "medium", "tool_choice": "auto",
     "modalities": ["text"],
 }  # fmt: skip
-#: state that only the provider of the client's own API keeps
+#: fields that refer to state at the provider of the client's own API
 _KEPT_BY_PROVIDER: Final = ("previous_response_id", "conversation", "prompt", "background")
-#: of Messages, what only Anthropic's own API does
+#: fields of Messages that only Anthropic's API supports
 _ONLY_ANTHROPIC: Final = (
     "mcp_servers", "container", "inference_geo", "speed", "thread", "compaction", "fallback_credit_token",
     "billing_policy",
 )  # fmt: skip
-#: fields that some API documents: where one is not translated, it is not passed on either
+#: All documented fields. If one of them is not translated, it is not passed on either.
 _ALL: Final = frozenset.union(CHAT, TEXT, EMBED, MESSAGES, RESPONSES, _KEPT_BY_PROVIDER, _ONLY_ANTHROPIC)
-#: names of other fields that are refused: they would change the limit, the model or the credential
+#: names of other fields that are refused because they would change the limit, the model or the credential
 _NOT_EXTRA: Final = re.compile(
     r"(?i)\w*model\w*|fallbacks|(?:max|min|num|n)_?\w*(?:tokens|length|predict)\w*|generation_?config"
     r"|inference_?config|options|(?:api|aws|azure|custom|vertex|litellm|extra|mock)_.*|_.*|base_url|headers"
     r"|\w*(?:key|secret|token|credentials?)"
 )
-#: litellm hands these the field `extra_body` itself
+#: litellm passes the field `extra_body` itself to these providers
 _NO_EXTRA: Final = frozenset(
     {"anthropic", "anthropic_text", "bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat"}
 )
-#: providers that serve models of Anthropic in its format
+#: providers with Anthropic's models and format
 ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
-#: those that serve models of Mistral alone, and what these are called elsewhere, where their templates are the same
-_MISTRALS: Final = frozenset({"mistral", "codestral"})
-_MISTRALS_MODEL: Final = re.compile(r"(?i)[sx]tral")
+#: providers with Mistral's models only, and names of these models at other hosts, whose templates are the same
+_MISTRAL_PROVIDERS: Final = frozenset({"mistral", "codestral"})
+_MISTRAL_MODEL: Final = re.compile(r"(?i)[sx]tral")
 CACHE_KEY: Final = "prompt_cache_key"
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
-#: where a message has the text of what was thought, but for `reasoning_content`
-_THOUGHTS: Final = {"cerebras": "reasoning"}
-#: what asks a chat model to think
+#: the field of a message with the thinking text, if it is not `reasoning_content`
+_THINKING_TEXT: Final = {"cerebras": "reasoning"}
+#: the fields that make a chat model think
 _THINKING: Final = ("reasoning_effort", "thinking")
-#: what chooses among the next words
+#: sampling parameters
 _SAMPLING: Final = ("temperature", "top_p", "top_k")
-#: litellm's own mark of a call that asks for JSON, which no provider sees
+#: litellm's internal field for a call that asks for JSON; no provider receives it
 _JSON_MODE: Final = "json_mode"
-#: what bounds its answer
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+#: the output limits
+_OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class LitellmTarget:
-    """Who is asked: litellm's name of the provider, the model's name there, the address; empty: the usual one.
+    """A model to call.
 
-    `family`: what the model refuses.
+    Attributes:
+        provider: litellm's name of the provider.
+        model: the provider's name of the model.
+        base_url: the address; empty for the default.
+        family: what the model accepts and refuses.
     """
 
     provider: str
@@ -121,25 +125,25 @@ class LitellmTarget:
 
 
 def target_of(provider: str, model: object, base_url: str, families: TokenizerFamilies) -> LitellmTarget:
-    """Who is asked.
+    """Return the model to call.
 
     Raises:
-        InvalidRequest: the name could lead elsewhere than to a model.
+        InvalidRequest: the name may refer to something other than a model.
     """
     if not isinstance(model, str) or not _MODEL_NAME.match(model):
-        raise InvalidRequest("The model's name holds characters that no model's name holds.", param="model")
+        raise InvalidRequest("The name of the model has invalid characters.", param="model")
     return LitellmTarget(provider, model, base_url, families.of(model, provider, "chat"))
 
 
-def sorted_out(
+def split_fields(
     body: Fields, known: frozenset[str], hints: frozenset[str], target: LitellmTarget
 ) -> tuple[Fields, list[str], Fields]:
-    """What is translated, the names of what is left out, and what is passed on as it is.
+    """Split a request into the translated fields, the names of ignored fields, and fields passed on unchanged.
 
     Raises:
-        InvalidRequest: a field can be neither.
+        InvalidRequest: a field can be neither translated nor passed on.
     """
-    kept = {name: value for name, value in body.items() if name in known and value is not None}
+    translated = {name: value for name, value in body.items() if name in known and value is not None}
     left_out = [name for name in body if name in hints and name not in known]
     extra: Fields = {}
     for name, value in body.items():
@@ -147,27 +151,29 @@ def sorted_out(
             continue
         if name in _ALL or target.provider in _NO_EXTRA or _NOT_EXTRA.fullmatch(name):
             raise InvalidRequest(
-                f'The field "{name[:64]}" cannot be translated for "{target.provider}". Leave it out.', param=name[:64]
+                f'The field "{name[:64]}" cannot be translated for "{target.provider}". Remove it.', param=name[:64]
             )
         extra[name] = value
-    return kept, left_out, {"extra_body": extra} if extra else {}
+    return translated, left_out, {"extra_body": extra} if extra else {}
 
 
 def known_fields(library: Library, target: LitellmTarget, kind: str, asked: Iterable[str]) -> frozenset[str]:
-    """The fields that the provider takes; those that are asked for where litellm does not say. Takes up to 0.5 ms."""
+    """Return the fields that the provider accepts; the given ones if litellm does not know. Takes up to 0.5 ms."""
     who = {"request_type": kind, "custom_llm_provider": target.provider}
     known = frozenset(library.supported(model=target.model, **who) or asked)
     return known - {CACHE_KEY} if is_mistral_elsewhere(target) else known
 
 
 def is_mistral_elsewhere(target: LitellmTarget) -> bool:
-    """Whether a provider of Mistral's format is not Mistral itself: litellm refuses `prompt_cache_key` for those."""
+    """Return True for a host of Mistral's models that is not Mistral: litellm refuses `prompt_cache_key` for it."""
     host = urlsplit(target.base_url).hostname or ""
-    return target.provider in _MISTRALS and bool(host) and not f".{host}".endswith(".mistral.ai")
+    return target.provider in _MISTRAL_PROVIDERS and bool(host) and not f".{host}".endswith(".mistral.ai")
 
 
-def fitted(arguments: Fields, left_out: list[str], target: LitellmTarget, known: frozenset[str]) -> Fields:
-    """Without the hints and plain defaults that this provider does not know."""
+def without_unknown_fields(
+    arguments: Fields, left_out: list[str], target: LitellmTarget, known: frozenset[str]
+) -> Fields:
+    """Return the arguments without hints and defaults that this provider does not know."""
     fitting: Fields = {"model": target.model}
     for name, value in arguments.items():
         if name in known or not (name in _IF_KNOWN or (name in _DEFAULTS and value == _DEFAULTS[name])):
@@ -177,28 +183,28 @@ def fitted(arguments: Fields, left_out: list[str], target: LitellmTarget, known:
     return fitting
 
 
-def _unseen(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
-    """The name of what litellm leaves out of messages to DeepSeek without a word: pictures that its models do not see.
+def _unread_images(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
+    """Return the name of what litellm silently removes from messages to DeepSeek: images that the model cannot read.
 
-    They see none in the result of a tool.
+    No model of DeepSeek reads images in a tool result.
     """
     if target.provider != "deepseek":
         return []
     sees = library.sees(model=target.model, custom_llm_provider=target.provider)
-    is_there = blocks.has_pictures(arguments.get("messages"), ("tool",) if sees else ("tool", "user"))
-    return ["image_url"] if is_there else []
+    has_images = blocks.has_pictures(arguments.get("messages"), ("tool",) if sees else ("tool", "user"))
+    return ["image_url"] if has_images else []
 
 
 def _with_json_in_words(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
-    """Ask in words for an object of JSON where litellm would not ask at all; the name of what these stand for.
+    """Ask for a JSON object in a message if litellm would not ask at all; return the name of the replaced field.
 
-    Claude has no mode for it, and takes a schema only where that is given: of an empty one it makes an empty object.
+    Claude has no JSON mode. It accepts a schema, but for an empty schema it returns an empty object.
     """
     asked = arguments.get("response_format")
     if not isinstance(asked, dict) or asked.get("type") != "json_object":
         return []
     who = {"model": target.model, "custom_llm_provider": target.provider}
-    # What litellm cannot say is refused by the call itself.
+    # If litellm fails here, the call itself fails with the same error.
     with contextlib.suppress(Exception):
         sent = {**library.options(**who, response_format=asked), _JSON_MODE: None}
         if sent == {**library.options(**who), _JSON_MODE: None}:
@@ -209,17 +215,18 @@ def _with_json_in_words(library: Library, arguments: Fields, target: LitellmTarg
 
 
 def _with_fitting_thinking(library: Library, arguments: Fields, target: LitellmTarget) -> list[str]:
-    """Have a budget of thinking be one that Anthropic takes; the names of what was left out where it takes none.
+    """Set a thinking budget that Anthropic accepts, or remove thinking; return the names of removed fields.
 
-    With one a turn has to begin with a thought that Anthropic signed, and clients of OpenAI's formats seldom send these
-    back. It must be below the limit of the answer as well, which litellm does not look at where it makes one of an
-    effort. Models that choose by themselves how long to think ask for neither.
+    - With a budget, a turn must begin with thinking signed by Anthropic. Clients of OpenAI's formats rarely send it
+      back.
+    - The budget must be below the output limit. litellm does not check that when it converts an effort to a budget.
+    - Models that decide themselves how long to think need neither.
     """
     asked = {name: arguments[name] for name in _THINKING if name in arguments}
     if not asked:
         return []
     sent: Fields = {}
-    # What litellm cannot say is refused by the call itself.
+    # If litellm fails here, the call itself fails with the same error.
     with contextlib.suppress(Exception):
         sent = library.options(model=target.model, custom_llm_provider=target.provider, **asked)
     match sent.get("thinking"):
@@ -233,33 +240,33 @@ def _with_fitting_thinking(library: Library, arguments: Fields, target: LitellmT
 
 
 def _fitting_budget(arguments: Fields, budget: int) -> int | None:
-    """The budget of thinking in place of one that may not fit; None: there can be no thinking."""
+    """Return a thinking budget that fits; None if the call cannot have thinking."""
     if blocks.begins_without_thinking(arguments.get("messages")):
         return None
-    limits = [limit for name in _LIMITS if isinstance(limit := arguments.get(name), int)]
-    # A caller's own budget is its own to choose, and keeps its share of a lowered limit already.
-    return thinking_within(budget, min(limits)) if limits and "thinking" not in arguments else budget
+    limits = [limit for name in _OUTPUT_LIMITS if isinstance(limit := arguments.get(name), int)]
+    # The caller chose this budget, and the gateway has already reduced it together with the output limit.
+    return thinking_budget(budget, min(limits)) if limits and "thinking" not in arguments else budget
 
 
-#: litellm's chat function would hand tools to a part of its proxy, and some models to its Responses API
+#: Prevents litellm's chat function from using its proxy for tools, and its Responses API for some models.
 _ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bridge": True}
 
 
 def chat_arguments(library: Library, arguments: Fields, left_out: list[str], target: LitellmTarget) -> Fields:
-    """What litellm's chat function is given, whichever format it came from.
+    """Return the arguments of litellm's chat function, for a request of any format.
 
     Raises:
-        InvalidRequest: it begins an answer for a model that does not go on with one.
+        InvalidRequest: the last message begins the response, and the model refuses that.
     """
     _refuse_prefill(arguments.get("messages"), target)
     left_out += _without_sampling(arguments, target)
     known = known_fields(library, target, "chat_completion", arguments)
-    name = _THOUGHTS.get(target.provider, "reasoning_content")
+    name = _THINKING_TEXT.get(target.provider, "reasoning_content")
     blocks.with_thoughts(arguments.get("messages"), name, takes_signed="thinking" in known)
-    if target.provider in _MISTRALS or _MISTRALS_MODEL.search(target.model):
+    if target.provider in _MISTRAL_PROVIDERS or _MISTRAL_MODEL.search(target.model):
         arguments["messages"] = blocks.with_answers(arguments.get("messages"))
-    left_out += _unseen(library, arguments, target)
-    fitting = fitted(arguments, left_out, target, known)
+    left_out += _unread_images(library, arguments, target)
+    fitting = without_unknown_fields(arguments, left_out, target, known)
     left_out += _with_fitting_thinking(library, fitting, target)
     left_out += _with_json_in_words(library, fitting, target)
     return fitting | _ONLY_CHAT
@@ -279,23 +286,23 @@ def _refuse_prefill(messages: object, target: LitellmTarget) -> None:
     """Refuse a request whose last message begins the response, if the model refuses that.
 
     Raises:
-        InvalidRequest: it does.
+        InvalidRequest: the model refuses it.
     """
     last = messages[-1] if isinstance(messages, list) and messages else None
     if target.family.prefill == "accepted" or not isinstance(last, dict) or last.get("role") != "assistant":
         return
     raise InvalidRequest(
-        f"The last message is the assistant's, and {target.model} does not go on with a response that has begun. End "
-        "with a user message; ask for a form with response_format, or in words.",
+        f"The last message is the assistant's, and {target.model} cannot continue a started response. End with a user "
+        "message. To ask for a format, use response_format or words.",
         param="messages",
     )
 
 
 def refuse_sound(messages: object, target: LitellmTarget) -> None:
-    """Refuse what litellm would leave out without a word.
+    """Refuse audio if the provider does not accept it, because litellm would silently remove it.
 
     Raises:
-        InvalidRequest: there is sound for a provider that takes none.
+        InvalidRequest: there is audio.
     """
     if target.provider not in ANTHROPICS:
         return
@@ -303,33 +310,33 @@ def refuse_sound(messages: object, target: LitellmTarget) -> None:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type") == "input_audio":
-                raise InvalidRequest(f'"{target.provider}" takes no input_audio. Leave it out.', param="messages")
+                raise InvalidRequest(f'"{target.provider}" accepts no input_audio. Remove it.', param="messages")
 
 
 def refuse_kept_by_provider(body: Fields) -> None:
-    """Refuse what refers to what a provider of the Responses API keeps.
+    """Refuse references to content stored at a provider of the Responses API.
 
     Raises:
         InvalidRequest: there is such a reference.
-        CompactionUnknown: there is a compaction item, which the translation would leave out.
+        CompactionUnknown: there is a compaction item, which the translation would silently remove.
     """
     for name in _KEPT_BY_PROVIDER:
         if body.get(name):
             raise InvalidRequest(
-                f'"{name}" refers to what the provider of the Responses API keeps. This model is served through a '
-                "translation, where nothing is kept: send the items themselves.",
+                f'"{name}" needs stored state of the Responses API. This model is used through a translation, which '
+                "stores nothing. Send the items themselves.",
                 param=name,
             )
     items = body.get("input")
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and item.get("type") in COMPACTIONS:
             raise CompactionUnknown(
-                "The input has a compaction item of another provider, which only that one can open. Start a new "
+                "The input has a compaction item of another provider, which only that provider can read. Start a new "
                 "conversation, or send the messages instead of the item.",
                 param="input",
             )
         if isinstance(item, dict) and item.get("type") == "item_reference":
             raise InvalidRequest(
-                "An item_reference refers to what the provider of the Responses API keeps. Send the item itself.",
+                "An item_reference needs stored state of the Responses API. Send the item itself.",
                 param="input",
             )

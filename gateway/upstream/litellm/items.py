@@ -1,7 +1,7 @@
 """Write the items of a Responses stream as OpenAI does.
 
-litellm streams what is put into a custom tool as the JSON of a function, and ends calls before the message that they
-follow: a client that keeps items as they end would send them back in that order.
+litellm streams the input of a custom tool as the JSON arguments of a function. It also ends calls before the message
+that they follow. A client that keeps items in the order in which they end would send them back in that order.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _ARGUMENTS: Final = "response.function_call_arguments."
 _INPUT: Final = "response.custom_tool_call_input."
 _CUSTOM: Final = "custom_tool_call"
 _END: Final = ".done"
-#: how litellm has the model write what is put into a custom tool, and characters of it that are whole: half of an
-#: escape, or of a pair of them, waits for the rest
+#: The JSON in which litellm makes the model write the input of a custom tool. The second pattern matches complete
+#: characters: an incomplete escape or surrogate pair waits for the rest.
 _BEGINNING: Final = re.compile(r'\s*\{\s*"content"\s*:\s*"')
 _WHOLE: Final = re.compile(
     r"""(?:[^"\\\x00-\x1f]+|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[\da-fA-F]{4}"""
     r"""|u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})){0,1000}"""
 )
-#: characters that wait: no beginning and no escape is longer
-_MOST_WAITING: Final = 64
+#: characters that may wait; the beginning and every escape are shorter
+_MAX_WAITING: Final = 64
 
 
 class _Input:
-    """What is put into a custom tool, read out of the JSON around it as that comes."""
+    """Input of a custom tool, read from the JSON around it as it arrives."""
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._sent: list[str] = []
         self._waiting = ""
         self._has_begun = False
 
     def more(self, piece: str) -> str:
-        """The text in a piece of the JSON; all of it comes with the `rest` where it is not as it was asked for."""
-        if len(self._waiting) > _MOST_WAITING:
+        """Return the text in a piece of the JSON. If the JSON has another form, `rest` returns all of the text."""
+        if len(self._waiting) > _MAX_WAITING:
             return ""
         self._waiting += piece
         if not self._has_begun:
@@ -54,26 +54,26 @@ class _Input:
         end = run_end(_WHOLE, self._waiting, 0)
         text = msgspec.json.decode(f'"{self._waiting[:end]}"', type=str)
         self._waiting = self._waiting[end:]
-        self._said.append(text)
+        self._sent.append(text)
         return text
 
     def rest(self, text: str) -> str:
-        """What is still to be said of the whole text."""
-        said = "".join(self._said)
-        return text.removeprefix(said) if text.startswith(said) else ""
+        """Return the part of the whole text that was not returned yet."""
+        sent = "".join(self._sent)
+        return text.removeprefix(sent) if text.startswith(sent) else ""
 
 
 class Items:
-    """The items of one stream: those that have begun and not ended, and what is held until an earlier one ends."""
+    """Items of one stream: those that have not ended, and events that wait until an earlier item ends."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
         self._held: dict[int, list[Event]] = {}
-        #: by the ids of calls of custom tools
+        #: inputs of custom tools, by the id of the call
         self._inputs: dict[str, _Input] = {}
 
     def ordered(self, event: Event) -> Iterator[Event]:
-        """The events to send in the place of one."""
+        """Yield the events to send instead of one event of litellm."""
         index = event.get("output_index")
         if index is None:
             if "response" in event:
@@ -81,16 +81,16 @@ class Items:
             else:
                 yield event
             return
-        for one in self._of_custom_tools(event):
-            yield from self._in_turn(index, one)
+        for converted in self._convert_custom_tool(event):
+            yield from self._in_turn(index, converted)
 
     def _rest_before(self, event: Event) -> Iterator[Event]:
-        """An event of the whole response behind what is still held: of an item that did not end, nothing is missing."""
+        """Yield the held events, then an event of the whole response. Items without end are complete by then."""
         for index in sorted(self._held):
             yield from self._held.pop(index)
         yield event
 
-    def _of_custom_tools(self, event: Event) -> Iterator[Event]:
+    def _convert_custom_tool(self, event: Event) -> Iterator[Event]:
         kind, item = event["type"], event.get("item") or {}
         item_id: str = item.get("id") or event.get("item_id", "")
         if kind == _ADDED and item.get("type") == _CUSTOM:
@@ -112,7 +112,7 @@ class Items:
             yield event
 
     def _in_turn(self, index: int, event: Event) -> Iterator[Event]:
-        """An event of an item, and what was held for its end; nothing where it has to wait for the end of another."""
+        """Yield an event of an item and the events that waited for its end; nothing if the event has to wait."""
         if event["type"] == _ADDED:
             self._open.add(index)
         if index in self._held or (event["type"].endswith(_END) and min(self._open, default=index) < index):

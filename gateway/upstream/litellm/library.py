@@ -1,8 +1,8 @@
 """Import litellm late, and turn off its network access, retries, callbacks and logs.
 
-Importing it takes seconds and over 100 MB, so that only a configuration with such a provider does, in a thread. All
-that is used of it is named here. A call is always a chat call in the middle: litellm's own entries for messages and
-responses need packages of its proxy, their translations do not.
+Importing litellm takes seconds and over 100 MB. Only a configuration with such a provider does it, in a thread. This
+module names everything that is used of litellm. Every call is made as a chat call: litellm's own functions for Messages
+and Responses need packages of its proxy, but its translations of these formats do not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gateway.core.values import dataclass
 
-#: read by litellm while it is imported: its tables are those of its wheel, and no .env file is read
+#: Read by litellm during its import: it uses the tables in its package and reads no .env file.
 _ENVIRONMENT: Final = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",
@@ -33,7 +33,7 @@ _SETTINGS: Final = {
     "turn_off_message_logging": True,
     "disable_streaming_logging": True,
     "disable_hf_tokenizer_download": True,
-    # The other transport leaves connections open that nobody closes.
+    # The aiohttp transport leaves connections open that are never closed.
     "disable_aiohttp_transport": True,
     "drop_params": False,
     "modify_params": False,
@@ -44,26 +44,39 @@ _CALLBACKS: Final = (
     "callbacks", "input_callback", "success_callback", "failure_callback", "service_callback",
     "_async_input_callback", "_async_success_callback", "_async_failure_callback",
 )  # fmt: skip
-#: its own, and those of its clients, which write addresses that may hold a key
+#: loggers of litellm and of its clients, which log addresses that may contain a key
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "httpx", "httpcore", "openai", "botocore")
-#: what pydantic says of litellm's types when it first meets one
-_UNHEARD: Final = (".*`ReadOnly` qualifier.*", ".*conflict with protected namespace.*", ".*Accessing the.*attribute on")
-#: where its translation of Messages is, from 1.109 on and before
+#: warnings of pydantic when it first uses litellm's types
+_PYDANTIC_WARNINGS: Final = (
+    ".*`ReadOnly` qualifier.*",
+    ".*conflict with protected namespace.*",
+    ".*Accessing the.*attribute on",
+)
+#: the module of its Messages translation, from version 1.109 on and before
 _ADAPTER: Final = "litellm.llms.anthropic.messages.adapters.transformation"
 _ADAPTER_BEFORE: Final = "litellm.llms.anthropic.pass_through.adapters.transformation"
 _lock: Final = threading.Lock()
-#: event loop -> how many providers use its clients
+#: id of the event loop -> number of providers that use its clients
 _users: Final[dict[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is used of litellm.
+    """Parts of litellm that are used.
 
-    `chat`, `text` and `embed` call a provider. `messages` and `responses` translate requests and answers of these
-    formats, `ResponsesStream` streams. `supported` says what a model takes, `options` what it is sent for that, `sees`
-    whether it takes pictures; `Timeout` holds the time to connect and that for all else; `clients` are its connections,
-    `providers` the names it knows.
+    Attributes:
+        chat: calls a chat model.
+        text: calls a completion model.
+        embed: calls an embedding model.
+        supported: returns the parameters that a model accepts.
+        options: returns what a provider is sent for some parameters.
+        sees: returns whether a model accepts images.
+        messages: translates requests and responses of the Messages format.
+        responses: translates requests and responses of the Responses format.
+        ResponsesStream: translates streams to the Responses format.
+        Timeout: holds the time to connect and the time for everything else.
+        clients: litellm's cached connections.
+        providers: names of the providers that it knows.
     """
 
     chat: Any
@@ -81,15 +94,15 @@ class Library:
     _is_internal: ContextVar[bool]
 
     def keep_quiet(self) -> None:
-        """What is called in this task is not handed to litellm's log of successes and failures."""
+        """Keep calls in this task out of litellm's success and failure logging."""
         self._is_internal.set(True)
 
 
 def load() -> Library:
-    """litellm, ready to use. Takes seconds the first time: call it in a thread.
+    """Import litellm and return it ready to use. The first time takes seconds: call it in a thread.
 
     Raises:
-        ImportError: it is not there, or not one that we know.
+        ImportError: litellm is not installed, or its version is not supported.
     """
     with _lock:
         for name, text in _ENVIRONMENT.items():
@@ -97,8 +110,8 @@ def load() -> Library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = _imported()
-        for words in _UNHEARD:
-            warnings.filterwarnings("ignore", message=words)
+        for pattern in _PYDANTIC_WARNINGS:
+            warnings.filterwarnings("ignore", message=pattern)
         return loaded
 
 
@@ -118,7 +131,7 @@ def _imported() -> Library:
         setattr(litellm, name, [])
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # What was imported stays; a full collection need not look at it again and again.
+    # Imported objects are permanent, so full garbage collections need not examine them.
     gc.freeze()
     return Library(
         chat=litellm.acompletion,
@@ -139,10 +152,10 @@ def _imported() -> Library:
 
 
 def _anthropic_adapter() -> Any:
-    """What writes Messages as chat and back.
+    """Return litellm's translator between Messages and chat.
 
     Raises:
-        ImportError: it is in neither of its places.
+        ImportError: it is in neither of the two modules.
     """
     try:
         module = importlib.import_module(_ADAPTER)
@@ -153,15 +166,15 @@ def _anthropic_adapter() -> Any:
     return module.AnthropicAdapter()
 
 
-def use() -> None:
-    """One provider more uses litellm's connections on this event loop."""
+def acquire() -> None:
+    """Count one more provider that uses litellm's connections on this event loop."""
     loop = id(asyncio.get_running_loop())
     with _lock:
         _users[loop] = _users.get(loop, 0) + 1
 
 
-async def leave(library: Library | None) -> None:
-    """One less; with the last one they are closed. litellm shares them between all that talk alike."""
+async def release(library: Library | None) -> None:
+    """Count one provider less; after the last one close the connections, which litellm shares between providers."""
     loop = id(asyncio.get_running_loop())
     with _lock:
         _users[loop] -= 1
@@ -170,11 +183,11 @@ async def leave(library: Library | None) -> None:
         del _users[loop]
     if library is None:
         return
-    kept = library.clients.cache_dict
-    # How litellm marks those of a loop has changed between its releases; it still says so itself.
+    clients = library.clients.cache_dict
+    # The suffix by which litellm marks the clients of an event loop differs between versions, so it is asked for it.
     mark = library.clients.update_cache_key_with_event_loop("")
-    for key in [key for key in kept if str(key).endswith(mark)]:
-        client = kept.pop(key, None)
+    for key in [key for key in clients if str(key).endswith(mark)]:
+        client = clients.pop(key, None)
         client = getattr(client, "client", client)
         close = getattr(client, "aclose", None) or getattr(client, "close", None)
         with contextlib.suppress(Exception):

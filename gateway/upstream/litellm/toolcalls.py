@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 if TYPE_CHECKING:
-    from gateway.upstream.litellm.watched import Watched
+    from gateway.upstream.litellm.observed import ObservedStream
 
-#: what a delta may say besides calls of tools
-_SAID: Final = ("content", "reasoning_content", "thinking_blocks")
+#: fields of a delta with content other than tool calls
+_CONTENT: Final = ("content", "reasoning_content", "thinking_blocks")
 
 
 class Calls:
-    """The calls of one stream by choice and number, with their arguments so far.
+    """Tool calls of one stream, by choice and number, with their arguments so far.
 
-    A number stands for one call, and only the first piece of one says its id and name. Some hosts give every call of an
-    answer the same number, and their ids tell them apart; others say id and name with each piece, even a new id.
+    Each call has a number, and only its first piece has its id and name. Some hosts give all calls of a response the
+    same number, so their ids distinguish them. Others send id and name with every piece, even with a new id.
     """
 
     def __init__(self) -> None:
-        #: what a provider's number stands for now: ours, and the id of that call
+        #: the provider's number -> the number that the gateway gives the current call, and the id of that call
         self._now: dict[tuple[int, int], tuple[int, str | None]] = {}
         self._arguments: dict[tuple[int, int], list[str]] = {}
-        #: by choice: the number behind all others
+        #: the next free number, by choice
         self._next: dict[int, int] = {}
 
     def see(self, choice: Any) -> None:
-        """The calls in one chunk of a choice, put so."""
+        """Read the tool calls in a chunk of a choice, and change their numbers to the gateway's."""
         for call in getattr(getattr(choice, "delta", None), "tool_calls", None) or ():
             place = choice.index, call.index
             number, known = self._now.get(place, (None, None))
@@ -42,7 +42,7 @@ class Calls:
                 self._arguments[choice.index, call.index].append(call.function.arguments)
 
     def _is_new(self, call: Any, known: str | None, choice: int, number: int) -> bool:
-        # A new id says so only where the call before it is whole.
+        # A new id means a new call only if the previous call is complete.
         return bool(call.id and call.function.name) and call.id != known and self.is_whole(choice, number)
 
     def _begin(self, place: tuple[int, int], call: Any) -> None:
@@ -54,11 +54,11 @@ class Calls:
         self._arguments[choice, call.index] = []
 
     def arguments(self, choice: int, number: int) -> str:
-        """The arguments of a call, as far as they have come."""
+        """Return the arguments of a call that were received so far."""
         return "".join(self._arguments[choice, number])
 
     def is_whole(self, choice: int, number: int) -> bool:
-        """Whether the arguments of a call are complete, so that no piece of them can follow."""
+        """Return True if the arguments of a call are complete, so that no piece of them can follow."""
         pieces = self._arguments[choice, number]
         if not pieces or not pieces[-1].rstrip().endswith("}"):
             return False
@@ -69,19 +69,19 @@ class Calls:
         return True
 
 
-class InTurn:
-    """A chat stream in which one call ends before the next begins, as the blocks of a Messages stream do.
+class SequentialCalls:
+    """A chat stream in which each tool call ends before the next begins, as in the blocks of a Messages stream.
 
-    Where pieces of several calls take turns, those of the first come as they come, and each of the others whole behind
-    it. litellm would put every piece into the block that was begun last.
+    If pieces of several calls are interleaved, those of the first call pass at once. Each other call follows it as one
+    piece. litellm would put every piece into the block that began last.
     """
 
-    def __init__(self, stream: Watched) -> None:
+    def __init__(self, stream: ObservedStream) -> None:
         self._stream = stream
         self._choice = 0
         self._live: int | None = None
         self._ended: set[int] = set()
-        #: the first piece of each call that waits
+        #: the first piece of each waiting call
         self._held: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -93,24 +93,24 @@ class InTurn:
     async def __anext__(self) -> Any:
         while True:
             chunk = await anext(self._stream)
-            if not chunk.choices or self._has_rest(chunk.choices[0]):
+            if not chunk.choices or self._has_due(chunk.choices[0]):
                 return chunk
 
-    def _has_rest(self, choice: Any) -> bool:
-        """Have a chunk hold what is due; whether that is anything."""
+    def _has_due(self, choice: Any) -> bool:
+        """Reduce a chunk to what may pass now; return whether anything is left."""
         delta, self._choice = choice.delta, choice.index
         calls = getattr(delta, "tool_calls", None) or []
-        says = any(getattr(delta, name, None) for name in _SAID)
-        goes_on = any(call.index == self._live for call in calls)
-        due = self._rest() if says and not goes_on else []
+        has_content = any(getattr(delta, name, None) for name in _CONTENT)
+        has_live_call = any(call.index == self._live for call in calls)
+        due = self._rest() if has_content and not has_live_call else []
         due += [call for call in calls if self._is_due(call)]
         due += self._rest() if choice.finish_reason else []
         if due != calls:
             delta.tool_calls = due or None
-        return bool(due or says or choice.finish_reason or not calls)
+        return bool(due or has_content or choice.finish_reason or not calls)
 
     def _is_due(self, call: Any) -> bool:
-        """Whether a piece is of the call that is streamed now; else its call waits.
+        """Return True if a piece belongs to the current call; otherwise its call waits.
 
         Raises:
             UpstreamProtocolError: its call has ended, and nothing can be added to it.
@@ -118,7 +118,7 @@ class InTurn:
         number = call.index
         if number in self._ended:
             if (call.function.arguments or "").strip():
-                raise self._stream.failed("The provider's stream went back to a call of a tool that had ended.")
+                raise self._stream.failed("The provider's stream continued a tool call that had ended.")
             return False
         if (
             self._live not in (None, number)
@@ -134,7 +134,7 @@ class InTurn:
         return bool(number == self._live)
 
     def _rest(self) -> list[Any]:
-        """The calls that waited, each whole, where the one before them is over."""
+        """Return the waiting calls, each complete, and end the current call."""
         calls, self._held = self._held, {}
         for number, call in calls.items():
             call.function.arguments = self._stream.calls.arguments(self._choice, number)

@@ -1,4 +1,4 @@
-"""The items of a translated Responses stream: in OpenAI's order, and none is lost."""
+"""Items of a translated Responses stream: they have OpenAI's order, and none is lost."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ ARGUMENTS = "function_call_arguments.done"
 COMPLETED = {"type": "response.completed", "response": {}}
 
 
-def test_an_item_ends_behind_those_that_began_before_it() -> None:
-    begun = [item("added", 0), part("output_text.delta", 0), item("added", 1, "function_call"), item("added", 2)]
+def test_item_ends_after_earlier_items() -> None:
+    started = [item("added", 0), part("output_text.delta", 0), item("added", 1, "function_call"), item("added", 2)]
     later = part("output_text.delta", 2)
     ends = [[part(ARGUMENTS, 1), item("done", 1)], [item("done", 2)], [part("output_text.done", 0), item("done", 0)]]
-    told = sent(*begun, *ends[0], later, *ends[1], *ends[2], COMPLETED)
-    assert told == [*begun, later, *ends[2], *ends[0], *ends[1], COMPLETED]
+    events = sent(*started, *ends[0], later, *ends[1], *ends[2], COMPLETED)
+    assert events == [*started, later, *ends[2], *ends[0], *ends[1], COMPLETED]
 
 
-def test_an_item_that_ended_holds_nothing_back() -> None:
+def test_ended_item_delays_nothing() -> None:
     events = [item("added", 0), item("done", 0), item("added", 1), part(ARGUMENTS, 1), item("done", 1), COMPLETED]
     assert sent(*events) == events
 
 
-def test_what_waits_for_an_item_without_an_end_comes_before_the_end_of_the_response() -> None:
+def test_held_events_come_before_the_end_of_the_response() -> None:
     events = [item("added", 0), item("added", 1), part(ARGUMENTS, 1), part("late", 1), item("done", 1)]
     assert sent(*events) == events[:2]
     assert sent(*events, COMPLETED) == [*events, COMPLETED]
 
 
 def put_in(pieces: list[str], whole: str) -> list[str]:
-    """What is streamed of the JSON around what is put into a custom tool."""
-    begun = item("added", 0, "custom_tool_call")
+    """Return what is streamed of the input of a custom tool, given the JSON around it."""
+    started = item("added", 0, "custom_tool_call")
     deltas = [{**part("function_call_arguments.delta", 0), "delta": piece} for piece in pieces]
     ended = item("done", 0, "custom_tool_call")
     ended["item"]["input"] = whole
-    first, *said, end, last = sent(begun, *deltas, part(ARGUMENTS, 0), ended)
-    assert (first, last) == (begun, ended)
+    first, *said, end, last = sent(started, *deltas, part(ARGUMENTS, 0), ended)
+    assert (first, last) == (started, ended)
     assert end == {**part("custom_tool_call_input.done", 0), "input": whole}
     assert all(one == {**part("custom_tool_call_input.delta", 0), "delta": one["delta"]} for one in said)
     return [one["delta"] for one in said]
@@ -62,7 +62,7 @@ def put_in(pieces: list[str], whole: str) -> list[str]:
 @pytest.mark.parametrize("text", ["*** Begin\n+x", 'a "quoted\\path" \t end\\', "é 😀 \u2028", "", "x" * 200])
 @pytest.mark.parametrize("is_ascii", [True, False])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_what_is_put_into_a_custom_tool_is_streamed_as_it_comes(text: str, size: int, *, is_ascii: bool) -> None:
+def test_custom_tool_input_is_streamed_as_it_arrives(text: str, size: int, *, is_ascii: bool) -> None:
     written = json.dumps({"content": text}, ensure_ascii=is_ascii)
     pieces = [written[start : start + size] for start in range(0, len(written), size)]
     said = put_in(pieces, text)
@@ -73,9 +73,9 @@ def test_what_is_put_into_a_custom_tool_is_streamed_as_it_comes(text: str, size:
 @pytest.mark.parametrize(
     "written", ['{"other": "' + "x" * 100 + '"}', "no JSON", '{"content": 5}', r'{"content": "\ud83d"}']
 )
-def test_what_is_not_written_as_it_was_asked_for_comes_at_its_end(written: str) -> None:
+def test_custom_tool_input_of_another_form_is_sent_at_the_end(written: str) -> None:
     assert put_in(list(written), written) == [written]
 
 
-def test_text_that_was_misread_is_not_said_twice() -> None:
+def test_misread_text_is_not_sent_twice() -> None:
     assert put_in(['{"content": "a'], "b") == ["a"]

@@ -1,4 +1,4 @@
-"""Texts that are cut out of events alike: what would be parsed, or nothing."""
+"""Text frames: texts are cut out of similar events as if the events were parsed, or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.alike import TextFrame
+from gateway.dialects.text_frame import TextFrame
 
 FRAME = TextFrame(b'{"a":1,"t":"', b"", b'","z":0}')
 PADDED = TextFrame(FRAME.before, b'","obfuscation":"', FRAME.after)
@@ -23,31 +23,31 @@ def padded(written: bytes, padding: bytes) -> bytes:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1, max_size=6))
-def test_the_texts_are_those_that_were_written(texts: list[str]) -> None:
-    found = FRAME.texts([event(json.dumps(text)[1:-1].encode()) for text in texts])
-    assert found == texts
+def test_extracted_texts_equal_the_written_texts(texts: list[str]) -> None:
+    result = FRAME.texts([event(json.dumps(text)[1:-1].encode()) for text in texts])
+    assert result == texts
 
 
 WRITTEN = st.binary(max_size=3) | st.text('"\\,n]\n{', max_size=6).map(str.encode)
 
 
 @given(st.lists(WRITTEN, min_size=1, max_size=5))
-def test_nothing_is_found_that_parsing_would_not_find(written: list[bytes]) -> None:
+def test_nothing_is_extracted_that_parsing_would_not_give(written: list[bytes]) -> None:
     events = [event(one) for one in written]
-    found = FRAME.texts(events)
-    if found is not None:
-        assert [json.loads(one) for one in events] == [{"a": 1, "t": text, "z": 0} for text in found]
+    result = FRAME.texts(events)
+    if result is not None:
+        assert [json.loads(one) for one in events] == [{"a": 1, "t": text, "z": 0} for text in result]
 
 
 @given(st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=5))
-def test_nor_is_it_where_the_text_has_padding_behind_it(written: list[tuple[bytes, bytes]]) -> None:
+def test_padded_texts_are_extracted_like_parsed_ones(written: list[tuple[bytes, bytes]]) -> None:
     events = [padded(*one) for one in written]
-    found = PADDED.texts(events)
-    if found is not None:
-        assert [(one["a"], one["t"], one["z"]) for one in map(json.loads, events)] == [(1, text, 0) for text in found]
+    result = PADDED.texts(events)
+    if result is not None:
+        assert [(one["a"], one["t"], one["z"]) for one in map(json.loads, events)] == [(1, text, 0) for text in result]
 
 
-def test_what_stands_around_a_text_is_found_with_the_padding_behind_it() -> None:
+def test_frame_around_a_text_includes_the_padding() -> None:
     plain, hidden = event(b"abc"), padded(b"abc", b"xy")
     start, end = len(FRAME.before), len(FRAME.before) + 3
     assert TextFrame.around(plain, start, end) == FRAME
@@ -80,16 +80,16 @@ def test_what_stands_around_a_text_is_found_with_the_padding_behind_it() -> None
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_of_events_with_another_among_them_nothing_is_taken(odd: bytes, place: int) -> None:
+def test_no_texts_are_extracted_if_one_event_differs(odd: bytes, place: int) -> None:
     events = [event(b"one"), event(b"two")]
     assert FRAME.texts(events) == ["one", "two"]
     events.insert(place, odd)
     assert FRAME.texts(events) is None
 
 
-def test_the_quote_behind_a_text_is_not_taken_for_one_within_it() -> None:
+def test_closing_quote_is_not_part_of_the_text() -> None:
     assert FRAME.texts([event(b"a\\"), event(b',"c')]) is None
 
 
-def test_none_at_all_have_no_texts() -> None:
+def test_no_events_have_no_texts() -> None:
     assert FRAME.texts([]) is None

@@ -10,34 +10,34 @@ from gateway.upstream.litellm.blocks import SignedThoughts
 from gateway.upstream.litellm.toolcalls import Calls
 
 
-class Watched:
-    """litellm's stream of chat chunks, its failures kept.
+class ObservedStream:
+    """litellm's stream of chat chunks, which remembers errors, usage, thinking and tool calls.
 
-    What turns it into another format would write a failure into the answer, as if the provider had said so. And litellm
-    ends a stream that broke off as if the model had come to its end: what has no finish reason is not whole.
+    The code that translates the stream would write an error into the response, as if the provider had sent it. litellm
+    also ends a broken stream as if the model had finished. A stream without a finish reason is therefore incomplete.
     """
 
     def __init__(self, stream: Any) -> None:
         self.failure: Exception | None = None
-        #: the usage that was reported last
+        #: the last reported usage
         self.usage: Any = None
-        #: what was thought so far
+        #: the thinking so far
         self.thoughts = SignedThoughts()
-        #: the calls of tools so far
+        #: the tool calls so far
         self.calls = Calls()
-        #: the piece that was waited for at the beginning
+        #: the first chunk, read by `begin`
         self._first: Any = None
         self._stream = stream
-        #: what talks to the provider: a text stream wraps it, or is itself that of the provider's SDK
+        #: The object that reads from the provider. It is inside a text stream, or is the stream of the provider's SDK.
         self._source = getattr(stream, "completion_stream", stream) if not hasattr(stream, "fetch_stream") else stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     async def begin(self) -> None:
-        """Wait for the first piece: some are only asked then, and others refuse in their first event, with status 200.
+        """Read the first chunk. Some providers are called only then, and others refuse in the first event, with 200.
 
-        What is refused here is no answer yet, costs nothing and can be asked of another.
+        An error here is not a response yet. It costs nothing, and another provider can be called.
         """
         if hasattr(self._source, "fetch_stream"):
             await self._source.fetch_stream()
@@ -54,7 +54,7 @@ class Watched:
         try:
             chunk = await anext(self._stream)
             if self._is_made_up(chunk):
-                raise UpstreamProtocolError("The provider's stream ended before the answer was complete.")
+                raise UpstreamProtocolError("The provider's stream ended before the response was complete.")
         except StopAsyncIteration:
             raise
         except Exception as error:
@@ -67,19 +67,19 @@ class Watched:
         return chunk
 
     def failed(self, message: str) -> UpstreamProtocolError:
-        """The error to raise where what reads the stream finds it wrong."""
+        """Return an error for a stream that the translation finds invalid, and remember it."""
         error = UpstreamProtocolError(message)
         self.failure = error
         return error
 
     def _is_made_up(self, chunk: Any) -> bool:
-        """Whether it says that the answer is finished although the provider did not."""
+        """Return True if litellm reports a finish reason that the provider did not send."""
         source = self._source
         if getattr(source, "received_finish_reason", "unknown") is not None or source.intermittent_finish_reason:
             return False
         return any(getattr(choice, "finish_reason", None) for choice in chunk.choices)
 
     async def aclose(self) -> None:
-        """Hang up on the provider."""
+        """Close the connection to the provider."""
         close = getattr(self._source, "aclose", None) or self._source.close
         await close()

@@ -23,26 +23,26 @@ from gateway.upstream.litellm.arguments import (
     Fields,
     LitellmTarget,
     chat_arguments,
-    fitted,
     is_mistral_elsewhere,
     known_fields,
     refuse_kept_by_provider,
     refuse_sound,
-    sorted_out,
+    split_fields,
+    without_unknown_fields,
 )
 from gateway.upstream.litellm.items import Items
 from gateway.upstream.litellm.library import Library
-from gateway.upstream.litellm.toolcalls import InTurn
+from gateway.upstream.litellm.toolcalls import SequentialCalls
 
-#: fields that an answer has even where they are null
+#: fields that a response has even if they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
-#: what a usage object may say of where and how fast an answer was made
+#: fields of a usage object that affect the price
 _PRICED: Final = ("inference_geo", "speed")
 
 
 class Translation(Protocol):
-    """One call in one format."""
+    """Translation of one call in one format."""
 
     function: str
     arguments: Fields
@@ -50,35 +50,35 @@ class Translation(Protocol):
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None: ...
 
-    def whole(self, answer: Any) -> bytes:
-        """The body of an answer that came whole."""
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
         ...
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """The events of a stream."""
+        """Yield the events of a stream."""
         ...
 
 
 class Chat:
-    """/v1/chat/completions."""
+    """Translate calls of /v1/chat/completions."""
 
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, CHAT, HINTS, target)
-        refuse_sound(kept.get("messages"), target)
-        kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
-        self.arguments = chat_arguments(library, kept, self.left_out, target) | extra
+        fields, self.left_out, extra = split_fields(body, CHAT, HINTS, target)
+        refuse_sound(fields.get("messages"), target)
+        fields["messages"] = blocks.without_empty_texts(fields.get("messages"))
+        self.arguments = chat_arguments(library, fields, self.left_out, target) | extra
 
-    def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
-        return msgspec.json.encode(_chat_answer(answer.model_dump()))
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
+        return msgspec.json.encode(_chat_response(completion.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
-        calls = blocks.Arguments()
+        """Yield the events of a stream."""
+        calls = blocks.CallsWithoutArguments()
         async for chunk in stream:
-            value = _chat_answer(chunk.model_dump())
+            value = _chat_response(chunk.model_dump())
             if (missing := calls.missing(value)) is not None:
                 yield _data(missing)
             yield _data(value)
@@ -86,59 +86,62 @@ class Chat:
 
 
 class Text:
-    """/v1/completions."""
+    """Translate calls of /v1/completions."""
 
     function = "text"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, TEXT, HINTS, target)
-        known = known_fields(library, target, "chat_completion", kept)
-        self.arguments = fitted(kept, self.left_out, target, known) | extra
+        fields, self.left_out, extra = split_fields(body, TEXT, HINTS, target)
+        known = known_fields(library, target, "chat_completion", fields)
+        self.arguments = without_unknown_fields(fields, self.left_out, target, known) | extra
 
-    def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
-        return msgspec.json.encode(_text_answer(answer.model_dump()))
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
+        return msgspec.json.encode(_text_response(completion.model_dump()))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         async for chunk in stream:
-            yield _data(_text_answer(chunk.model_dump()))
+            yield _data(_text_response(chunk.model_dump()))
         yield _DONE
 
 
 class Embeddings:
-    """/v1/embeddings."""
+    """Translate calls of /v1/embeddings."""
 
     function = "embed"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, EMBED, HINTS, target)
-        self.arguments = fitted(kept, self.left_out, target, known_fields(library, target, "embeddings", kept)) | extra
+        fields, self.left_out, extra = split_fields(body, EMBED, HINTS, target)
+        self.arguments = (
+            without_unknown_fields(fields, self.left_out, target, known_fields(library, target, "embeddings", fields))
+            | extra
+        )
 
-    def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
-        return msgspec.json.encode(_without_nulls(answer.model_dump()))
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
+        return msgspec.json.encode(_without_nulls(completion.model_dump()))
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """An answer of embeddings is never a stream."""
+        """Raise an error: embeddings are never streamed."""
         raise NotImplementedError
 
 
 class Messages:
-    """/v1/messages."""
+    """Translate calls of /v1/messages."""
 
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
-        kept, self.left_out, extra = sorted_out(body, MESSAGES, MESSAGES_HINTS, target)
-        user = (kept.pop("metadata", None) or {}).get("user_id")
-        stream = kept.pop("stream", False) is True
-        if blocks.asks_for_citations(kept.get("messages"), kept.get("tools")):
+        fields, self.left_out, extra = split_fields(body, MESSAGES, MESSAGES_HINTS, target)
+        user = (fields.pop("metadata", None) or {}).get("user_id")
+        stream = fields.pop("stream", False) is True
+        if blocks.asks_for_citations(fields.get("messages"), fields.get("tools")):
             self.left_out.append("citations")
-        kept["messages"] = blocks.with_texts(kept.get("messages"))
-        if blocks.has_failed_results(kept["messages"]):
+        fields["messages"] = blocks.with_texts(fields.get("messages"))
+        if blocks.has_failed_results(fields["messages"]):
             self.left_out.append("is_error")
-        request: Fields = {**kept, "model": f"{target.provider}/{target.model}"}
+        request: Fields = {**fields, "model": f"{target.provider}/{target.model}"}
         if isinstance(user, str):
             request["metadata"] = {"user_id": user}
         translate = library.messages.translate_completion_input_params_with_tool_mapping
@@ -149,13 +152,13 @@ class Messages:
             arguments["reasoning_effort"] = effort.get("effort")
         if target.provider not in ANTHROPICS:
             is_known = "reasoning_effort" in known_fields(library, target, "chat_completion", arguments)
-            self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
+            self.left_out += blocks.with_effort(arguments, fields, is_known=is_known)
             blocks.with_short_user(arguments)
         if is_mistral_elsewhere(target):
-            # Made by litellm of the user's name; nobody asked for it.
+            # litellm derives it from the name of the user; the client did not ask for it.
             arguments.pop(CACHE_KEY, None)
         blocks.with_files(arguments.get("messages"))
-        choice = kept.get("tool_choice")
+        choice = fields.get("tool_choice")
         if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True:
             arguments["parallel_tool_calls"] = False
         if stream:
@@ -163,37 +166,37 @@ class Messages:
         self.arguments = chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._model = library, target.model
 
-    def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
         translate = self._library.messages.translate_completion_output_params
-        message = dict(translate(answer, tool_name_mapping=self._tool_names))
+        message = dict(translate(completion, tool_name_mapping=self._tool_names))
         blocks.with_signatures(message["content"])
-        return msgspec.json.encode(_with_plain_usage(message, getattr(answer, "usage", None)))
+        return msgspec.json.encode(_with_plain_usage(message, getattr(completion, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         translate = self._library.messages.translate_completion_output_params_streaming
-        async for event in translate(InTurn(stream), model=self._model, tool_name_mapping=self._tool_names):
+        async for event in translate(SequentialCalls(stream), model=self._model, tool_name_mapping=self._tool_names):
             is_end = blocks.MESSAGE_END in event and stream.usage is not None
-            yield blocks.with_usage(event, _said_apart(stream.usage)) if is_end else blocks.with_empty_start(event)
+            yield blocks.with_usage(event, _priced_usage(stream.usage)) if is_end else blocks.with_empty_start(event)
 
 
 class Responses:
-    """/v1/responses."""
+    """Translate calls of /v1/responses."""
 
     function = "chat"
 
     def __init__(self, library: Library, body: Fields, target: LitellmTarget) -> None:
         refuse_kept_by_provider(body)
-        kept, self.left_out, extra = sorted_out(body, RESPONSES, RESPONSES_HINTS, target)
-        self._input = kept.pop("input", "")
-        stream = kept.pop("stream", False) is True
-        self._request = kept
-        service_tier = {"service_tier": kept["service_tier"]} if "service_tier" in kept else {}
+        fields, self.left_out, extra = split_fields(body, RESPONSES, RESPONSES_HINTS, target)
+        self._input = fields.pop("input", "")
+        stream = fields.pop("stream", False) is True
+        self._request = fields
+        service_tier = {"service_tier": fields["service_tier"]} if "service_tier" in fields else {}
         translated = library.responses.transform_responses_api_request_to_chat_completion_request(
             model=target.model,
             input=self._input,
-            responses_api_request=kept,
+            responses_api_request=fields,
             custom_llm_provider=target.provider,
             stream=stream,
             **service_tier,
@@ -203,17 +206,17 @@ class Responses:
         self.arguments = chat_arguments(library, arguments, self.left_out, target) | extra
         self._library, self._target = library, target
 
-    def whole(self, answer: Any) -> bytes:
-        """See `Translation.whole`."""
+    def whole(self, completion: Any) -> bytes:
+        """Return the body of a whole response."""
         translate = self._library.responses.transform_chat_completion_response_to_responses_api_response
         response = translate(
-            chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
+            chat_completion_response=completion, request_input=self._input, responses_api_request=self._request
         )
         value = response.model_dump(mode="json", exclude_none=True)
-        return msgspec.json.encode(_response(value, getattr(answer, "usage", None)))
+        return msgspec.json.encode(_response(value, getattr(completion, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """See `Translation.events`."""
+        """Yield the events of a stream."""
         events = self._library.ResponsesStream(
             model=self._target.model,
             litellm_custom_stream_wrapper=stream,
@@ -229,12 +232,12 @@ class Responses:
             if "item" in value:
                 is_whole = value["type"] == "response.output_item.done"
                 blocks.as_reasoning(value["item"], stream.thoughts.signed if is_whole else ())
-            for one in items.ordered(value):
-                yield named_event({**one, "sequence_number": number})
+            for item_event in items.ordered(value):
+                yield named_event({**item_event, "sequence_number": number})
                 number += 1
 
 
-#: path below /v1/ -> its format
+#: path below /v1/ -> the translation of its format
 TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
     "chat/completions": Chat,
     "completions": Text,
@@ -248,19 +251,19 @@ def _data(value: Any) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(value)
 
 
-def _chat_answer(value: Fields) -> Fields:
-    """A chat completion or a chunk of one, as OpenAI writes it."""
+def _chat_response(value: Fields) -> Fields:
+    """Return a chat completion, or a chunk of one, in OpenAI's form."""
     value = _with_plain_usage(_without_nulls(value))
     for choice in value.get("choices", ()):
         for part in (choice.get("message"), choice.get("delta"), choice):
             if isinstance(part, dict) and not any((part.get("provider_specific_fields") or {}).values()):
                 part.pop("provider_specific_fields", None)
-    if value.get("object") == "chat.completion.chunk" and "usage" in value and not _says_something(value):
+    if value.get("object") == "chat.completion.chunk" and "usage" in value and not _has_content(value):
         value["choices"] = []
     return value
 
 
-def _says_something(chunk: Fields) -> bool:
+def _has_content(chunk: Fields) -> bool:
     return any(choice.get("finish_reason") or any(_filled(choice.get("delta"))) for choice in chunk.get("choices", ()))
 
 
@@ -269,7 +272,7 @@ def _filled(delta: object) -> Iterator[object]:
         yield from (value for name, value in delta.items() if name != "role")
 
 
-def _text_answer(value: Fields) -> Fields:
+def _text_response(value: Fields) -> Fields:
     value = _with_plain_usage(_without_nulls(value))
     for choice in value.get("choices", ()):
         choice.setdefault("text", "")
@@ -277,7 +280,7 @@ def _text_answer(value: Fields) -> Fields:
 
 
 def _response(value: Fields, reported: Any) -> Fields:
-    """A response as OpenAI writes it. Whatever was asked for, it is stored nowhere."""
+    """Return a response in OpenAI's form. It is never stored, whatever the request asked for."""
     value["store"] = False
     for item in value.get("output", ()):
         blocks.as_reasoning(item)
@@ -285,23 +288,23 @@ def _response(value: Fields, reported: Any) -> Fields:
 
 
 def _with_plain_usage(value: Fields, reported: Any = None) -> Fields:
-    """Without the cost that litellm reckons: what a call costs is read from our own tables.
+    """Return a response without the cost that litellm computes; the gateway uses its own price tables.
 
-    `reported`: the usage of the chat call in the middle, where that of `value` was made of it.
+    `reported`: the usage of the chat call from which litellm derived `value`.
     """
     usage = value.get("usage")
     if isinstance(usage, dict):
         usage.pop("cost", None)
-        usage.update(_said_apart(usage if reported is None else reported))
+        usage.update(_priced_usage(usage if reported is None else reported))
     return value
 
 
-def _said_apart(reported: Any) -> Fields:
-    """What the price at Anthropic depends on, by its own names, which no other format of litellm has."""
+def _priced_usage(reported: Any) -> Fields:
+    """Return the usage fields that affect Anthropic's price, by their own names; litellm's formats have no others."""
     usage = reported if isinstance(reported, dict) else reported.model_dump() if reported is not None else {}
-    found = {name: value for name in _PRICED if isinstance(value := usage.get(name), str)}
+    priced = {name: value for name in _PRICED if isinstance(value := usage.get(name), str)}
     written = (usage.get("prompt_tokens_details") or {}).get("cache_creation_token_details")
-    return {**found, "cache_creation": written} if written else found
+    return {**priced, "cache_creation": written} if written else priced
 
 
 def _without_nulls(value: Any) -> Any:
