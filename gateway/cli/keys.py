@@ -19,12 +19,12 @@ from gateway.cli.common import (
     Exit,
     Group,
     load,
-    refuse_early_options,
+    load_settings,
     print_json,
     print_table,
     quoted,
+    refuse_early_options,
     stop,
-    load_settings,
 )
 from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store

@@ -24,7 +24,7 @@ RAISE: Final = re.compile(r"\+ ?([0-9]{1,6}(?:\.[0-9]{1,3})?) ?%")
 
 
 def number(text: str) -> Decimal:
-    """Return the number that a text stands for, such as `600,000`, `1.5M` or `$20`.
+    """Return the number that a text means, such as `600,000`, `1.5M` or `$20`.
 
     Raises:
         ValueError: it is not a number.
@@ -37,7 +37,7 @@ def number(text: str) -> Decimal:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text stands for, such as `600,000` or `1.5M`.
+    """Return the whole number that a text means, such as `600,000` or `1.5M`.
 
     Raises:
         ValueError: it is not a whole number, or the meaning of its point is uncertain, as in `600.000`.

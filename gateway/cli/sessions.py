@@ -18,12 +18,12 @@ from gateway.cli.common import (
     Group,
     config_problems,
     load,
-    refuse_early_options,
+    load_settings,
     print_json,
     print_table,
     quoted,
+    refuse_early_options,
     stop,
-    load_settings,
 )
 from gateway.cli.listed import Row, SortName, order, rows
 from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, raised, share, span, whole_number

@@ -135,7 +135,7 @@ def test_a_session_is_named_by_the_path(gateway_command: Commands) -> None:
     [
         (["nobody"], "claude-code"),
         (["aider", "--session", "a/b"], "1-255 characters"),
-        (["claude-code", "--session", "mine"], "by itself"),
+        (["claude-code", "--session", "mine"], "names its sessions itself"),
     ],
 )
 def test_what_cannot_be_is_said(args: list[str], said: str, gateway_command: Commands) -> None:

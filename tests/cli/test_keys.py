@@ -47,7 +47,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
 
 
-FIRST = "This is the first client key: from now on every call without a client key is refused (401)."
+FIRST = "This is the first client key: after it, every call without a client key is refused (401)."
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 401), ("n", 200)])
@@ -59,15 +59,15 @@ def test_a_terminal_is_asked_before_the_first_key_ends_open_access(
     args = ("keys", "add", "carol", "--store", f"sqlite://{gateway.store}")
     done = Terminal(tmp_path, 80, *args, stdin=f"{answer}\n", has_stderr=True).done()
     assert FIRST in " ".join(done.out.split())
-    assert "Make it? [y/N]" in done.out
+    assert "Create it? [y/N]" in done.out
     assert (done.code, "gw-" in done.out) == ((0, True) if answer == "y" else (1, False))
     if status == 200:
-        assert "No key was made." in done.out
+        assert "No key was created." in done.out
         assert gateway.web.chat("s").status == 200
     else:
         until(lambda: gateway.web.chat("s").status == status)
         again = Terminal(tmp_path, 80, "keys", "add", "dave", *args[3:], has_stderr=True).done()
-        assert (again.code, "Make it?" in again.out) == (0, False), "there is nothing left to end"
+        assert (again.code, "Create it?" in again.out) == (0, False), "there is nothing left to end"
 
 
 @pytest.mark.parametrize("more", [(), ("--yes",)])
@@ -81,7 +81,7 @@ def test_a_script_is_told_that_the_first_key_ends_open_access(more: tuple[str, .
 def test_a_terminal_that_says_yes_beforehand_is_not_asked(tmp_path: Path) -> None:
     done = Terminal(tmp_path, 80, "keys", "add", "carol", "--yes", has_stderr=True).done()
     assert done.code == 0
-    assert "Make it?" not in done.out
+    assert "Create it?" not in done.out
 
 
 @pytest.mark.parametrize("auth", [ALICE, "auth: {required: true}"])
@@ -116,11 +116,11 @@ def test_a_key_that_makes_no_sense_is_refused(
     ("asked", "said"),
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
-        (["x", "--window", "1d"], "--window needs something to refill: --budget-tokens, "),
+        (["x", "--window", "1d"], "--window needs a budget: --budget-tokens, "),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
-        (["a\x07b"], '"a?b" is no name'),
-        (["x", "--models", ""], '--models "" is no pattern of a model\'s name'),
-        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is no pattern of a model\'s name; repeat'),
+        (["a\x07b"], '"a?b" is not a valid name'),
+        (["x", "--models", ""], '--models "" is not one pattern of model names'),
+        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is not one pattern of model names. Repeat'),
     ],
 )
 def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
@@ -132,10 +132,10 @@ def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, g
 def test_a_key_or_a_client_that_may_have_been_meant_is_suggested(gateway_command: Commands) -> None:
     assert gateway_command("keys", "add", "alice").code == 0
     done = gateway_command("keys", "revoke", "alise")
-    assert (done.code, done.err) == (1, 'There is no key "alise" in the store (did you mean alice?).\n')
+    assert (done.code, done.err) == (1, 'The store has no key "alise" (did you mean alice?).\n')
     done = gateway_command("env", "claude-cod")
     assert done.code == 2
-    assert '"claude-cod" is no client known here (did you mean claude-code?); known: ' in done.err
+    assert 'Unknown client "claude-cod" (did you mean claude-code?). Known clients: ' in done.err
 
 
 @pytest.mark.parametrize("given", [["--store", "sqlite://other.db"], ["-c", "other.yaml"], ["--json"]])
@@ -145,7 +145,7 @@ def test_an_option_before_the_command_is_refused_and_not_passed_over(
 ) -> None:
     done = gateway_command("keys", *given, *then)
     assert (done.code, done.out) == (2, "")
-    assert "write it after" in done.err
+    assert "Write it after" in done.err
     assert list(gateway_command.folder.iterdir()) == []
 
 
@@ -170,7 +170,7 @@ def test_a_key_of_the_configuration_is_said_to_stand_there(store: str, gateway_c
     file = gateway_command.file(ALICE)
     done = gateway_command("keys", "revoke", "alice", "-c", file, "--store", store)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith('"alice" stands in auth.keys of the configuration')
+    assert done.err.startswith('"alice" is a key in the configuration. Remove it from auth.keys')
     assert len(done.err.splitlines()) == 1
 
 
@@ -180,8 +180,8 @@ def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_c
     done = gateway_command("keys", "revoke", "alice", "-c", gateway_command.file(ALICE), *store)
     assert done.code == 1, "the other one still opens"
     assert done.err.splitlines()[0] == "revoked alice"
-    assert '"alice" also stands in auth.keys' in done.err
-    assert gateway_command("keys", "revoke", "alice", *store).err == 'There is no key "alice" in the store.\n'
+    assert '"alice" is also a key in the configuration' in done.err
+    assert gateway_command("keys", "revoke", "alice", *store).err == 'The store has no key "alice".\n'
 
 
 def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command: Commands) -> None:
@@ -198,7 +198,7 @@ def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command:
     revoked = gateway_command("keys", "revoke", "carol", "--json", *store)
     assert (revoked.code, revoked.err, json.loads(revoked.out)) == (0, "", {"name": "carol", "revoked": True})
     gone = gateway_command("keys", "revoke", "carol", "--json", *store)
-    assert (gone.code, gone.out, gone.err) == (1, "", 'There is no key "carol" in the store.\n')
+    assert (gone.code, gone.out, gone.err) == (1, "", 'The store has no key "carol".\n')
 
 
 def test_as_json_a_key_that_is_also_configured_is_revoked_and_complained_about(gateway_command: Commands) -> None:
@@ -206,7 +206,7 @@ def test_as_json_a_key_that_is_also_configured_is_revoked_and_complained_about(g
     assert gateway_command("keys", "add", "alice", *store).code == 0
     done = gateway_command("keys", "revoke", "alice", "--json", "-c", gateway_command.file(ALICE), *store)
     assert (done.code, json.loads(done.out)) == (1, {"name": "alice", "revoked": True})
-    assert done.err.startswith('"alice" also stands in auth.keys')
+    assert done.err.startswith('"alice" is also a key in the configuration')
 
 
 # --- keys that nobody sees ----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_a_key_that_can_neither_be_shown_nor_revoked_is_said_to_stand(
         app(ADD, standalone_mode=False)
     said = capsys.readouterr().err.splitlines()
     assert (
-        said[-1] == "carol: the key could not be shown, but stands in the store. Revoke it: gateway keys revoke carol"
+        said[-1] == "carol: the key could not be shown, but is still in the store. Revoke it: gateway keys revoke carol"
     )
     assert "own.db" in said[-2], "why it could not be revoked"
 

@@ -57,7 +57,7 @@ def test_an_order_that_is_none_is_refused_with_those_there_are(
 ) -> None:
     done = gateway_command(*command, "--sort", name)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("--sort is one of recent, tokens, cost, not ")
+    assert done.err.startswith("--sort must be one of recent, tokens, cost, not ")
     assert len(done.err.splitlines()) == 1
     assert len(done.err) < 200
     assert "\x1b" not in done.err

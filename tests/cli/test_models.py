@@ -114,7 +114,7 @@ def test_an_unknown_model_is_an_error_that_says_where_calls_for_it_go(
 ) -> None:
     done = gateway_command.process("models", "no-such-model-1", *more)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith('No model "no-such-model-1" is known')
+    assert done.err.startswith('Unknown model "no-such-model-1"')
     assert done.err.endswith("Calls for it go to openai.\n")
 
 

@@ -95,7 +95,7 @@ def test_a_plot_whose_name_says_no_format_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("none/p.png", "there is no such folder"),
+        ("none/p.png", "the folder does not exist"),
         ("folder.png", "it is a folder"),
         (f"{'x' * 500}.png", "File name too long"),
     ],
@@ -107,7 +107,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_read(
     done = gateway_command("replay", "nowhere.jsonl", "--plot", name)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("--plot ")
-    assert done.err.endswith(f" cannot be drawn: {reason}.\n")
+    assert done.err.endswith(f" cannot be written: {reason}.\n")
     assert len(done.err.splitlines()) == 1
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_fails(gateway_command: Commands) -> None:
 def test_a_plot_that_cannot_be_written_fails(recording: Path, gateway_command: Commands) -> None:
     done = gateway_command("replay", recording, "--plot", recording.parent / "none" / "plot.png")
     assert done.code == 1
-    assert "cannot be drawn" in done.err
+    assert "cannot be written" in done.err
 
 
 def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: Commands) -> None:
@@ -225,7 +225,7 @@ def test_a_table_of_records_says_when_budgets_would_have_been_felt(played: Playe
     rows = [line.split() for line in done.out.splitlines()]
     assert sorted(row[0] for row in rows) == ["a", "all", "b", "session"]
     assert "refused at" in done.lines[0]
-    assert "Records hold no text" in done.err
+    assert "Records contain no text" in done.err
     found = json.loads(gateway_command(*args, "--json").out)["sessions"]["a"]
     assert found["over_context_budget"]["calls"] == len(found["calls_over"]) > 0
     assert all(one["over"] == one["tokens"] - 1000 > 0 for one in found["calls_over"])
@@ -267,7 +267,9 @@ def test_budgets_of_keys_in_the_store_are_known_with_its_records_and_named_witho
     call = {"call_id": "c", "request_id": "c", "session": "carol/s", "started_at": "2026-01-01T00:00:00.000Z"}
     page.write_text(json.dumps({**call, "provider": "own", "model": "mock-small", "stream": False}) + "\n")
     for more in ((), ("--json",)):
-        assert "does not have are not known here: carol." in (gateway_command("replay", "--records", page, *more).err)
+        assert "No budgets are known for these client keys: carol." in (
+            gateway_command("replay", "--records", page, *more).err
+        )
 
 
 def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -> None:
@@ -280,8 +282,8 @@ def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -
     ("name", "said"),
     [
         ("nobody", "neither a file nor a session"),
-        ("calls.jsonl", 'no file "calls.jsonl"'),
-        ("no/such file", "no session can have that name"),
+        ("calls.jsonl", 'File "calls.jsonl" does not exist'),
+        ("no/such file", "neither a file nor a valid session id"),
     ],
 )
 def test_what_is_neither_a_file_nor_a_session_fails(

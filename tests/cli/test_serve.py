@@ -319,7 +319,7 @@ def test_a_host_that_nobody_knows_is_said_to_be_none(gateway_command: Commands) 
     done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", "[nonsense]")
     assert (done.code, done.out) == (1, "")
     assert len(done.err.splitlines()) == 1
-    assert "that is no address, and no name of one. Choose another with --host." in done.err
+    assert "it is neither an address nor a known host name. Choose another with --host." in done.err
     assert "(while" not in done.err
 
 

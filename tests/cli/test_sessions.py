@@ -248,7 +248,7 @@ def test_what_cannot_be_a_session_is_wrong_usage(
 ) -> None:
     done = gateway_command("sessions", what, name, "--store", f"sqlite://{filled.store}")
     assert done.code == 2
-    assert "no session id" in done.err
+    assert "is not a session id" in done.err
 
 
 def test_sessions_of_client_keys_are_told_apart(
@@ -403,7 +403,7 @@ def test_a_budget_that_is_none_is_named_with_what_it_may_be(
 ) -> None:
     done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
     assert said in done.err
-    assert done.err.endswith("none for no limit.\n")
+    assert done.err.endswith("none removes the limit.\n")
     assert len(done.err.splitlines()) == 1
 
 

@@ -209,7 +209,7 @@ def test_a_problem_that_online_meets_again_is_said_once(gateway_command: Command
     assert done.code == 3
     assert len(done.lines) == 1
     assert done.out.startswith("providers.own.tls.ca_file: missing.pem cannot be used: ")
-    assert "store.url: memory:// can be written" in done.err, "the rest was looked at all the same"
+    assert "store.url: memory:// is writable" in done.err, "the rest was looked at all the same"
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry/exporter"])
@@ -229,7 +229,7 @@ def test_it_is_said_who_has_which_steps(gateway_command: Commands) -> None:
     file = gateway_command.file(f"steps: [{{name: s}}]\nagents: {{writer: {{steps: {steps}}}}}")
     done = gateway_command("check", "-c", file)
     assert done.code == 0
-    assert "calls whose agent is not named: 1 step, s" in done.err
+    assert "calls without an agent: 1 step, s" in done.err
     assert "writer: 2 steps, work, review" in done.err
 
 
@@ -239,7 +239,7 @@ def test_online_asks_the_provider_and_opens_the_store(
     done = gateway_command("check", "--online", "-c", gateway_command.file(only(mock_server.url)))
     assert (done.code, done.out) == (0, "")
     assert f"providers.own: {mock_server.url}/v1/models answered 200" in done.err
-    assert "store.url: memory:// can be written" in done.err
+    assert "store.url: memory:// is writable" in done.err
     assert [(call.method, call.path) for call in mock.calls] == [("GET", "/v1/models")]
 
 

@@ -109,7 +109,7 @@ def test_a_table_fits_80_columns_and_no_row_is_wrapped(folder: Path, args: tuple
 
 def is_sentence(line: str) -> bool:
     """Whether a line is one of the sentences below the table of `demo`, which a terminal wraps by itself."""
-    return line.startswith(("Trimmed to", "Sent whole", "Not sent", "Call ", "The "))
+    return line.startswith(("Trimmed to", "Not trimmed", "Not sent", "Call ", "The "))
 
 
 def is_numbered(line: str) -> bool:
