@@ -81,11 +81,16 @@ def _shared(name: str) -> Mapping[str, str]:
 #: parameters that several paths share, and the request headers of forwarded calls
 PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "session": _parameter(
-        "id", "path", "Session id; with the admin key, `KEY/ID` for a session of a client key.",
-        {"type": "string"}, required=True,
+        "id",
+        "path",
+        "Session id; with the admin key, `KEY/ID` for a session of a client key.",
+        {"type": "string"},
+        required=True,
     ),
     "limit": _parameter(
-        "limit", "query", "Most entries to return, 1 to 1,000; default 50.",
+        "limit",
+        "query",
+        "Most entries to return, 1 to 1,000; default 50.",
         {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50},
     ),
     "cursor": _parameter("cursor", "query", "The `cursor` of the previous page.", {"type": "string"}),
@@ -93,14 +98,17 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "items": _flag("items", "include the tokens of each message."),
     "tools": _flag("tools", "include the tokens of each tool's results."),
     "budget": _parameter(
-        "budget", "query", "Most input tokens, like `x-context-budget`; applies if lower than configured.",
+        "budget",
+        "query",
+        "Most input tokens, like `x-context-budget`; applies if lower than configured.",
         _BUDGET,
     ),
     "wire": _parameter(
         "wire", "query", "Format of the body; guessed if omitted.", {"type": "string", "enum": list(WIRES)}
     ),
     "forSession": _parameter(
-        "session", "query",
+        "session",
+        "query",
         "The session of the request: its state and remaining budget are used. If omitted, the session named in a "
         "header or the body, like for a call; no id is derived.",
         {"type": "string"},
@@ -111,7 +119,7 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         )
         for name, about in {**READ, **DIRECTIVES}.items()
     },
-}  # fmt: skip
+}
 
 
 def _header(name: str, about: str) -> Mapping[str, Any]:
@@ -209,56 +217,101 @@ _COUNT_PARAMETERS: Final = ("budget", "items", "tools", "wire", "forSession")
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "/api/sessions": {
         "get": _json_operation(
-            "listSessions", "List sessions, newest first.", "SessionPage",
+            "listSessions",
+            "List sessions, newest first.",
+            "SessionPage",
             parameters=(
-                "limit", "cursor", _PART,
-                _parameter("sort", "query", "Order of the sessions, descending.",
-                           {"enum": list(SORTS), "default": SORTS[0]}),
+                "limit",
+                "cursor",
+                _PART,
+                _parameter(
+                    "sort", "query", "Order of the sessions, descending.", {"enum": list(SORTS), "default": SORTS[0]}
+                ),
             ),
         )
     },
     "/api/sessions/{id}": {
-        "get": _json_operation("getSession", "Get one session: totals, budget, tools, steps.", "SessionDetails",
-                    parameters=("session",)),
-        "patch": _json_operation("changeSession", "Change or remove a session's budget, or set its step.", "ChangedSession",
-                      parameters=("session",), body=named("Change"), security=_ADMIN),
-        "delete": _json_operation("deleteSession", "Delete a session and its call records.", "Deleted",
-                       parameters=("session",), security=_ADMIN),
+        "get": _json_operation(
+            "getSession", "Get one session: totals, budget, tools, steps.", "SessionDetails", parameters=("session",)
+        ),
+        "patch": _json_operation(
+            "changeSession",
+            "Change or remove a session's budget, or set its step.",
+            "ChangedSession",
+            parameters=("session",),
+            body=named("Change"),
+            security=_ADMIN,
+        ),
+        "delete": _json_operation(
+            "deleteSession",
+            "Delete a session and its call records.",
+            "Deleted",
+            parameters=("session",),
+            security=_ADMIN,
+        ),
     },
     "/api/sessions/{id}/calls": {
-        "get": _json_operation("listSessionCalls", "List the call records of a session, newest first.", "CallPage",
-                    parameters=("session", "limit", "cursor"))
+        "get": _json_operation(
+            "listSessionCalls",
+            "List the call records of a session, newest first.",
+            "CallPage",
+            parameters=("session", "limit", "cursor"),
+        )
     },
     "/api/sessions/{id}/reset": {
-        "post": _json_operation("resetSession", "Set a session's totals and used budget to zero.", "ChangedSession",
-                     parameters=("session",), security=_ADMIN)
+        "post": _json_operation(
+            "resetSession",
+            "Set a session's totals and used budget to zero.",
+            "ChangedSession",
+            parameters=("session",),
+            security=_ADMIN,
+        )
     },
     "/api/calls": {
-        "get": _json_operation("listCalls", "List the newest call records of all sessions.", "CallPage", parameters=("limit",))
+        "get": _json_operation(
+            "listCalls", "List the newest call records of all sessions.", "CallPage", parameters=("limit",)
+        )
     },
     "/api/calls/{request_id}": {
         "get": _json_operation(
-            "getCall", "Get one call record.", "Call",
+            "getCall",
+            "Get one call record.",
+            "Call",
             parameters=(
-                _parameter("request_id", "path", "The `x-gateway-request-id` of the call, or the `call_id` of its record.",
-                           {"type": "string"}, required=True),
+                _parameter(
+                    "request_id",
+                    "path",
+                    "The `x-gateway-request-id` of the call, or the `call_id` of its record.",
+                    {"type": "string"},
+                    required=True,
+                ),
                 "explain",
             ),
         )
     },
     "/api/results/{handle}": {
         "get": _text_operation(
-            "getResult", "Get the full text of a tool result that was sent in a shorter form.", "text/plain",
-            parameters=(_parameter("handle", "path", "The handle in the shorter form.", {"type": "string"},
-                                   required=True),),
+            "getResult",
+            "Get the full text of a tool result that was sent in a shorter form.",
+            "text/plain",
+            parameters=(
+                _parameter("handle", "path", "The handle in the shorter form.", {"type": "string"}, required=True),
+            ),
         )
     },
     "/api/count": {
-        "post": _json_operation("count", "Count the tokens of a request body.", "Count", parameters=_COUNT_PARAMETERS, body=_BODY)
+        "post": _json_operation(
+            "count", "Count the tokens of a request body.", "Count", parameters=_COUNT_PARAMETERS, body=_BODY
+        )
     },
     "/api/context": {
-        "post": _json_operation("context", "Get the context numbers that an agent passes to its tools.", "ContextNumbers",
-                     parameters=_COUNT_PARAMETERS, body=_BODY)
+        "post": _json_operation(
+            "context",
+            "Get the context numbers that an agent passes to its tools.",
+            "ContextNumbers",
+            parameters=_COUNT_PARAMETERS,
+            body=_BODY,
+        )
     },
     "/api/trim": {
         "post": _json_operation(
@@ -270,17 +323,25 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         )
     },
     "/api/models": {
-        "get": _json_operation("listModelFacts", "List models: provider, context window, limits of input and output, prices.", "Models",
-                    parameters=("limit", _PATTERN))
+        "get": _json_operation(
+            "listModelFacts",
+            "List models: provider, context window, limits of input and output, prices.",
+            "Models",
+            parameters=("limit", _PATTERN),
+        )
     },
     "/api/events": {
         "get": {
-            **_text_operation("listen", "Stream calls when they are settled, as server-sent events `call` and `missed`.", _EVENTS),
+            **_text_operation(
+                "listen", "Stream calls when they are settled, as server-sent events `call` and `missed`.", _EVENTS
+            ),
             "x-event-data": {"call": named("CallEvent"), "missed": named("MissedEvent")},
         }
     },
     "/api/health": {
-        "get": _json_operation("getHealth", "Get the state of this worker, its store and its providers.", "Health", security=_ADMIN)
+        "get": _json_operation(
+            "getHealth", "Get the state of this worker, its store and its providers.", "Health", security=_ADMIN
+        )
     },
     "/api/reload": {
         "post": _json_operation("reload", "Read the configuration again and apply it.", "Reloaded", security=_ADMIN)
@@ -288,31 +349,36 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "/healthz": {"get": _json_operation("isAlive", "Check that the process is running.", "Alive", security=_PUBLIC)},
     "/readyz": {
         "get": _operation(
-            "isReady", "Check that the store is writable and calls are accepted.",
+            "isReady",
+            "Check that the store is writable and calls are accepted.",
             {"200": _response("Ready.", named("Ready")), "503": _response("Not ready.", named("Ready"))},
             security=_PUBLIC,
         )
     },
-    "/metrics": {
-        "get": _text_operation("getMetrics", "Get metrics for Prometheus.", "text/plain", security=_ADMIN)
-    },
+    "/metrics": {"get": _text_operation("getMetrics", "Get metrics for Prometheus.", "text/plain", security=_ADMIN)},
     "/openapi.json": {
-        "get": _operation("describe", "Get this document.", {"200": _response("OpenAPI 3.1.", {"type": "object"})},
-                          security=_PUBLIC)
+        "get": _operation(
+            "describe", "Get this document.", {"200": _response("OpenAPI 3.1.", {"type": "object"})}, security=_PUBLIC
+        )
     },
     "/": {
-        "get": _operation("openDashboard", "Redirect a browser (`Accept: text/html`) to `/ui`.",
-                          {"307": {"description": "To `/ui`."}, "default": {"$ref": "#/components/responses/Error"}},
-                          security=_PUBLIC)
+        "get": _operation(
+            "openDashboard",
+            "Redirect a browser (`Accept: text/html`) to `/ui`.",
+            {"307": {"description": "To `/ui`."}, "default": {"$ref": "#/components/responses/Error"}},
+            security=_PUBLIC,
+        )
     },
     "/ui": {"get": _text_operation("showDashboard", "Get the page of the dashboard.", "text/html", security=_PUBLIC)},
     "/ui/": {
-        "get": _operation("leadToDashboard", "Redirect to `/ui`.", {"308": {"description": "To `/ui`."}},
-                          security=_PUBLIC)
+        "get": _operation(
+            "leadToDashboard", "Redirect to `/ui`.", {"308": {"description": "To `/ui`."}}, security=_PUBLIC
+        )
     },
     "/ui/{version}/{name}": {
         "get": _operation(
-            "getDashboardFile", "Get a file of the dashboard.",
+            "getDashboardFile",
+            "Get a file of the dashboard.",
             {"200": {"description": "The file."}, "default": {"$ref": "#/components/responses/Error"}},
             parameters=[
                 _parameter(name, "path", "As in the links of the page.", {"type": "string"}, required=True)
@@ -321,16 +387,22 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             security=_PUBLIC,
         )
     },
-}  # fmt: skip
+}
 PROXIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/chat/completions": _forwarded_path("chat", "Forward a call in the format of OpenAI's chat completions."),
-    "/v1/responses": _forwarded_path("respond", "Forward a call in the format of OpenAI's responses.", needs_model=False),
+    "/v1/responses": _forwarded_path(
+        "respond", "Forward a call in the format of OpenAI's responses.", needs_model=False
+    ),
     "/v1/messages": _forwarded_path("messages", "Forward a call in the format of Anthropic's messages."),
     "/v1/completions": _forwarded_path("complete", "Forward a call in the format of OpenAI's older completions."),
-    "/v1/embeddings": _forwarded_path("embed", "Forward a call in the format of OpenAI's embeddings.", needs_model=False),
+    "/v1/embeddings": _forwarded_path(
+        "embed", "Forward a call in the format of OpenAI's embeddings.", needs_model=False
+    ),
     "/v1/models": _listing("listModels", "List the models that can be called.", named("ModelList")),
     "/v1/models/{model}": _listing(
-        "getModel", "Get one model.", named("ForeignModel"),
+        "getModel",
+        "Get one model.",
+        named("ForeignModel"),
         parameters=(_parameter("model", "path", "Name of the model.", {"type": "string"}, required=True),),
     ),
-}  # fmt: skip
+}
