@@ -1,7 +1,7 @@
 """Handle one HTTP/1.1 request and its response, based on uvicorn's own class.
 
 uvicorn checks each header with two regular expressions. Checking and writing all headers at once takes half the time.
-This module decides how a response ends: by its length, by its last chunk or with its connection (RFC 9112, section 6.3).
+This module decides how a response ends: by its length, its last chunk or with its connection (RFC 9112, section 6.3).
 """
 
 from __future__ import annotations

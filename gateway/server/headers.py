@@ -361,7 +361,7 @@ def _step_headers(stepped: ActiveStep) -> Headers:
 
 
 def of_fault(fault: GatewayError) -> Headers:
-    """Return the headers that tell a client whether to retry, and when."""
+    """Return the headers about retries: whether a client should retry, and when."""
     headers: Headers = [(SHOULD_RETRY, b"true" if fault.retry else b"false")]
     if fault.retry_after is not None:
         headers.append((b"retry-after", b"%d" % fault.retry_after))

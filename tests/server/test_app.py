@@ -78,7 +78,7 @@ async def test_what_nobody_foresaw_does_not_end_it_without_a_word(caplog: pytest
     with pytest.raises(RuntimeError):
         await asyncio.gather(lifespan.ended(), lifespan.tell("startup"))
     [record] = caplog.records
-    assert (record.levelname, record.message) == ("ERROR", "the gateway ends in a bug")
+    assert (record.levelname, record.message) == ("ERROR", "the gateway stops because of a bug")
     assert record.exc_info
     assert "never thought of" in str(record.exc_info[1])
 

@@ -84,7 +84,7 @@ async def test_a_body_in_drops_is_not_waited_for(drop: bytes, is_taken: bool) ->
     if is_taken:
         assert len((await reading)[0]) == 60 * len(drop)
     else:
-        with pytest.raises(RequestTimeout, match="under 512 bytes a second"):
+        with pytest.raises(RequestTimeout, match="under 512 bytes per second"):
             await reading
 
 

@@ -94,7 +94,7 @@ def test_a_client_key_on_this_machine_is_told_that_the_key_is_in_the_way(
     web = Web(gateway.url, {"authorization": f"Bearer {ALICE}"})
     refused = web.post(path, {}) if path == "/api/reload" else web.get(path)
     assert refused.status == 403
-    assert refused.error["message"].endswith("where none is set, a call from this machine without a client key.")
+    assert refused.error["message"].endswith("If none is set, call from the gateway's own machine without a client key.")
 
 
 def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: StartGateway) -> None:

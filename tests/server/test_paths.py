@@ -56,7 +56,7 @@ def test_a_path_is_split(path: str, session: str | None, rest: str) -> None:
     ],
 )
 def test_a_path_under_which_there_is_nothing(path: str) -> None:
-    with pytest.raises(NotFound, match=r"Calls go to /v1 .* the dashboard, where it is on, is /ui"):
+    with pytest.raises(NotFound, match=r"Send calls to /v1 .* dashboard, if it is on, is at /ui"):
         split_path(path.encode())
 
 

@@ -19,7 +19,7 @@ from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
-from gateway.server.socket_calls import headers_of_calls
+from gateway.server.socket_calls import call_headers
 from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
@@ -420,7 +420,7 @@ def test_only_what_a_call_needs_of_the_handshake_goes_on(
 
 def test_a_header_that_only_asks_for_a_websocket_does_not_go_on_and_an_empty_one_does() -> None:
     beta = (b"openai-beta", b"responses_websockets=2026-02-06")
-    assert headers_of_calls([beta, (b"x-empty", b"")]) == [(b"x-empty", b"")]
+    assert call_headers([beta, (b"x-empty", b"")]) == [(b"x-empty", b"")]
 
 
 def test_a_message_that_is_too_large_closes_the_connection(
