@@ -344,7 +344,7 @@ def test_a_session_whose_calls_all_failed_is_shown_with_them(ui: Ui) -> None:
 def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     page = ui.show("#/session/nobody")
-    expect(page.get_by_text('There is no session "nobody". No call of it may have ended yet')).to_be_visible()
+    expect(page.get_by_text('There is no session "nobody". Its first call may still be running')).to_be_visible()
 
 
 # --- models and health --------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: s
         ({"active_step": "start", "sequence_index": -1}, "sequence_index", "The sequence has 2, so send 0 to 1."),
         ({"active_step": "start", "sequence_index": True}, "sequence_index", "The sequence has 2, so send 0 to 1."),
         ({"active_step": "start", "sequence_index": "1"}, "sequence_index", "The sequence has 2, so send 0 to 1."),
-        ({"active_step": None, "sequence_index": 0}, "sequence_index", "none"),
-        ({"active_step": "work", "sequence_index": 0, "agent": "writer"}, "sequence_index", "none"),
+        ({"active_step": None, "sequence_index": 0}, "sequence_index", "The step has no sequence."),
+        ({"active_step": "work", "sequence_index": 0, "agent": "writer"}, "sequence_index", "The step has no sequence."),
     ],
 )
 def test_what_cannot_be_set_is_a_clear_error(
