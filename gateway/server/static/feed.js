@@ -66,16 +66,16 @@ export class Feed extends EventTarget {
    * @param {AbortSignal} signal
    */
   async stream(signal) {
-    const answer = await request("api/events", { signal, headers: { accept: "text/event-stream" } });
-    if (!answer.ok || !answer.body || !answer.headers.get("content-type")?.startsWith("text/event-stream")) {
-      await answer.body?.cancel();
-      await this.pollFor(answer.status === 404 ? Infinity : STREAM_AGAIN_MS, signal);
+    const response = await request("api/events", { signal, headers: { accept: "text/event-stream" } });
+    if (!response.ok || !response.body || !response.headers.get("content-type")?.startsWith("text/event-stream")) {
+      await response.body?.cancel();
+      await this.pollFor(response.status === 404 ? Infinity : STREAM_AGAIN_MS, signal);
       return;
     }
     this.become("live");
     // Load calls that were settled between the first request and the start of the stream.
     await this.poll(signal);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     const events = new EventReader((name, data) => this.take(name, data));
     for (;;) {
       const { value, done } = await reader.read();

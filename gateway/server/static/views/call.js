@@ -19,7 +19,7 @@ const RULES = /** @type {Record<string, [string, string]>} */ ({
   pinned: ["had to be sent", "cached"],
   condense: ["reduced to the relevant lines", "output"],
   shorten: ["shortened to its start and end", "output"],
-  dedupe: ["replaced by a reference to the same earlier text", "came"],
+  dedupe: ["replaced by a reference to the same earlier text", "received"],
   summarize: ["replaced by a summary", "cost"],
   recall: ["earlier lines were added at its end", "cost"],
   drop: ["left out", "limit"],
@@ -108,7 +108,7 @@ function record(found) {
   const { usage } = found;
   const model =
     found.response_model && found.response_model !== found.model
-      ? `${found.model}, answered by ${found.response_model}`
+      ? `${found.model}, response from ${found.response_model}`
       : found.model;
   return facts([
     ["Started", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
@@ -278,7 +278,7 @@ function itemsTable(items) {
       { name: "Tokens", width: "6rem", wide: true, show: (item) => tokenBar(item, most) },
     ],
     key: (item) => String(item.index),
-    kind: (item) => (item.sent_tokens === 0 ? "gone" : ""),
+    kind: (item) => (item.sent_tokens === 0 ? "dropped" : ""),
     rowHeight: 26,
   });
   table.set(items);
@@ -290,9 +290,9 @@ function itemsTable(items) {
  * @param {number} most
  */
 function tokenBar(item, most) {
-  const came = h("span", { class: "came" });
+  const received = h("span", { class: "received" });
   const sent = h("span", { class: "sent" });
-  came.style.width = `${(item.tokens / most) * 100}%`;
+  received.style.width = `${(item.tokens / most) * 100}%`;
   sent.style.width = `${(Math.min(item.sent_tokens, item.tokens) / most) * 100}%`;
-  return h("span", { class: "weight", "aria-hidden": "true" }, came, sent);
+  return h("span", { class: "tokens", "aria-hidden": "true" }, received, sent);
 }

@@ -61,7 +61,7 @@ export class Charts {
         title: "Total tokens, and the budget",
         lines: [
           { label: "used by this session", colour: "input", filled: true, format: compact },
-          { label: "now, with child sessions", colour: "came", dashed: true, format: compact },
+          { label: "now, with child sessions", colour: "received", dashed: true, format: compact },
           { label: "budget", colour: "limit", dashed: true, format: compact },
         ],
       }),
@@ -69,7 +69,7 @@ export class Charts {
         ...common,
         title: "Context: received and sent",
         lines: [
-          { label: "received", colour: "came", filled: true, format: number },
+          { label: "received", colour: "received", filled: true, format: number },
           { label: "sent", colour: "input", filled: true, format: number },
           { label: "allowed", colour: "limit", dashed: true, format: number },
         ],
@@ -92,7 +92,7 @@ export class Charts {
         ...common,
         title: "Time of each call",
         lines: [
-          { label: "total", colour: "came", as: "bars", format: milliseconds, least: -1 },
+          { label: "total", colour: "received", as: "bars", format: milliseconds, least: -1 },
           { label: "first byte", colour: "input", as: "bars", format: milliseconds, least: -1 },
         ],
       }),
@@ -172,22 +172,22 @@ export class Charts {
   context(xs) {
     const of = (/** @type {(context: import("../types.js").Context, outcome: string) => number | null} */ get) =>
       this.calls.map(({ context, outcome }) => (context ? get(context, outcome) : null));
-    const came = of((context) => context.original_tokens);
+    const received = of((context) => context.original_tokens);
     // Nothing was sent for a refused call.
     const sent = of((context, outcome) => (outcome === "refused" ? null : context.tokens));
-    const most = Math.max(...came.map((one) => one ?? 0));
+    const most = Math.max(...received.map((one) => one ?? 0));
     // A limit far above all values would make the values too small to see.
     const budget = of((context) => (context.budget !== null && context.budget < 3 * most ? context.budget : null));
     this.charts.context.set(
       [
         xs,
-        came,
-        sent.map((tokens, index) => (tokens !== null && this.calls[index].context?.shadow ? came[index] : tokens)),
+        received,
+        sent.map((tokens, index) => (tokens !== null && this.calls[index].context?.shadow ? received[index] : tokens)),
         budget,
       ],
-      [xs, came, sent, of((context) => context.budget)],
+      [xs, received, sent, of((context) => context.budget)],
     );
-    this.charts.context.element.hidden = came.every((one) => one === null);
+    this.charts.context.element.hidden = received.every((one) => one === null);
   }
 
   /** @param {number[]} xs */
