@@ -47,7 +47,7 @@ def test_a_quick_run_measures_everything_and_finds_nothing_wrong(gateway_command
     assert found["calls_per_second_and_core"] > 0
 
 
-def test_a_table_says_what_it_came_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_all_results(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(FINE, quick=False, as_json=False)
     out = capsys.readouterr().out
     assert out.splitlines()[1].split() == ["small", "call,", "32", "clients", "64", "500", "2.00", "0.50", "3.00", "0.90", "0"]  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_table_says_what_it_came_to(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_was_wrong_is_told_and_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_failed_checks_are_printed_with_exit_code_1(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     wrong = Report(
         FINE.workloads, FINE.counted, None, 0.7, None, None, tuple(f"problem {number}" for number in range(9))
     )
@@ -70,7 +70,7 @@ def test_what_was_wrong_is_told_and_ends_with_exit_code_1(capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_leaves_nothing_behind(gateway_command: Commands, number: signal.Signals) -> None:
+def test_signal_ends_it_with_all_its_processes(gateway_command: Commands, number: signal.Signals) -> None:
     folder = gateway_command.folder / "tmp"
     folder.mkdir()
     running = subprocess.Popen(
