@@ -17,10 +17,10 @@ import typer
 from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, sessions, setup, top
 from gateway.cli.common import Command, Exit, Group
 
-#: what is said where a disk, a device or a reader takes no more
-_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF})
-#: how a closed stream is opened again. Nothing can be written to this stdout: what should go there is missed.
-_STANDARD: Final = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
+#: errors of a full disk, a broken device or a closed pipe
+_OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF})
+#: how to open a closed standard stream again. Stdout cannot be written then, so that lost output ends with an error.
+_STANDARD_STREAMS: Final = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
 app = typer.Typer(
     name="gateway",
@@ -47,7 +47,7 @@ app.add_typer(keys.app, name="keys")
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and end.")) -> None:
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     """Print the version, or run a command."""
     if version:
         from gateway import __version__
@@ -58,38 +58,41 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command and end the process."""
-    _reopen()
+    _reopen_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name that its encoding does not have
+        sys.stdout.reconfigure(errors="replace")  # for names with characters that the encoding lacks
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None or error.errno not in _WRITING:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
             raise
-        _cannot_write(error)
+        _exit_unwritable(error)
 
 
-def _reopen() -> None:
-    """Open again what the caller closed (`>&-`), or the next file or socket would take its number."""
-    for name, mode, flag in _STANDARD:
+def _reopen_standard_streams() -> None:
+    """Open the standard streams that the caller closed (`>&-`).
+
+    Otherwise the next file or socket would get the number of the closed stream.
+    """
+    for name, mode, flag in _STANDARD_STREAMS:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, flag)
             os.set_inheritable(number, True)
-            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115  # stays open until the process ends
             setattr(sys, name, stream)
 
 
-def _cannot_write(error: OSError) -> NoReturn:
-    if not isinstance(error, BrokenPipeError):  # a reader that has had enough, as `head`, is told nothing
+def _exit_unwritable(error: OSError) -> NoReturn:
+    if not isinstance(error, BrokenPipeError):  # no message for a reader that ends early, such as `head`
         with contextlib.suppress(OSError):
             typer.echo(f"The output cannot be written: {error.strerror}.", err=True)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            # What is left in it goes nowhere, or the interpreter would try again at its end, and complain.
+            # Discard the rest. The interpreter would try again to write it when it exits, and print an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(Exit.FAILED)

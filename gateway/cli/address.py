@@ -7,21 +7,24 @@ import socket
 from ipaddress import ip_address
 from typing import Final
 
-#: Addresses for documentation (RFC 5737, RFC 3849). What the system would use to reach them is its address in the
-#: network; nothing is sent there.
-_ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+#: Addresses for documentation (RFC 5737, RFC 3849). The source address that the system chooses to reach them is its own
+#: address in the network. Nothing is sent to them.
+_OTHER_MACHINES: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def url_of(host: str, port: int) -> str:
-    """The URL to open. Nobody can call `0.0.0.0` or `::`, which stand for every address; loopback is one of them."""
+    """Return the URL to open.
+
+    `0.0.0.0` and `::` mean every address and cannot be called; loopback replaces them.
+    """
     bare = host.removeprefix("[").removesuffix("]")
     try:
-        address = ip_address(bare or "0.0.0.0")  # an empty host is every address too
+        address = ip_address(bare or "0.0.0.0")  # an empty host also means every address
     except ValueError:
-        return f"http://{bare}:{port}"  # a name
+        return f"http://{bare}:{port}"  # a host name
     if address.version == 4:  # noqa: PLR2004
         return f"http://{'127.0.0.1' if address.is_unspecified else address}:{port}"
-    # `::` takes no IPv4 calls. The % of a zone (fe80::1%eth0) is written as in any URL.
+    # A socket on `::` accepts no IPv4 connections. In a URL, the % of a zone (fe80::1%eth0) is percent-encoded.
     zoned = "::1" if address.is_unspecified else str(address).replace("%", "%25")
     return f"http://[{zoned}]:{port}"
 
@@ -29,11 +32,11 @@ def url_of(host: str, port: int) -> str:
 def network_url_of(host: str, port: int) -> str | None:
     """Return the URL for other machines if `host` means every address, or None if it is unknown."""
     bare = host.removeprefix("[").removesuffix("]")
-    with contextlib.suppress(ValueError, OSError):  # a name; a machine without a network
+    with contextlib.suppress(ValueError, OSError):  # a host name, or a machine without a network
         if ip_address(bare or "0.0.0.0").is_unspecified:
             family = socket.AF_INET6 if ":" in bare else socket.AF_INET
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((_ELSEWHERE[family], port))
+                probe.connect((_OTHER_MACHINES[family], port))
                 own = probe.getsockname()[0]
             return None if ip_address(own).is_loopback else url_of(own, port)
     return None

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from gateway.bench.measure import Report, ResultRow
 
 _NUMBERS = ("calls", "CPU µs/call", "µs/chunk", "p50 ms", "direct", "p99 ms", "direct p99", "wrong")
-#: columns that a narrow terminal has no room for, in this order
+#: columns that a small terminal leaves out, in this order
 _FIRST_TO_GO = ("direct p99", "p99 ms", "direct", "µs/chunk")
-#: problems that are told one by one, and characters of each
-_SHOWN = 5
-_LONGEST = 300
-#: milliseconds from which on no decimals are shown
+#: number of problems that are printed, and characters of each
+_MOST_PROBLEMS = 5
+_PROBLEM_CHARS = 300
+#: milliseconds from which no decimals are shown
 _EXACT_TO_MS = 100
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="An eighth of the calls: some seconds, rougher.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Make an eighth of the calls: faster, less precise.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what a call costs on this machine, against the built-in provider. No key, no network, half a minute.
+    """Measure the cost of a call on this machine, with the built-in provider. No key, no network, half a minute.
 
-    Every answer and every total is checked; exit code 1 where one is wrong.
+    Every response and every total is checked; exit code 1 if one is wrong.
     """
     from gateway.bench.measure import WORKLOADS, fewer, run
     from gateway.bench.servers import NotStarted
@@ -40,30 +40,30 @@ def bench(
     todo = fewer(WORKLOADS) if quick else WORKLOADS
     started = time.monotonic()
     try:
-        with _ended_by_sigterm(), _steps(len(todo)) as progress:
+        with _sigterm_as_interrupt(), _progress_bar(len(todo)) as progress:
             report = run(todo, progress)
     except NotStarted as fault:
         stop(str(fault), Exit.FAILED)
     except KeyboardInterrupt:
-        stop("Ended before it was done.", Exit.FAILED)
-    tell(report, quick=quick, as_json=as_json)
+        stop("Interrupted before the benchmark was complete.", Exit.FAILED)
+    print_report(report, quick=quick, as_json=as_json)
     typer.echo(f"{time.monotonic() - started:.0f} s", err=True)
 
 
-def tell(report: Report, *, quick: bool, as_json: bool) -> None:
-    """Print what was found; the end of the command where something was wrong."""
+def print_report(report: Report, *, quick: bool, as_json: bool) -> None:
+    """Print the results. End the command with exit code 1 if a check failed."""
     if as_json:
         print_json({**_machine(), "quick": quick, **report.as_json()})
     else:
-        _print(report)
+        _print_tables(report)
     if report.problems:
-        told = "\n".join(one[:_LONGEST] for one in report.problems[:_SHOWN])
-        stop(f"{len(report.problems):,} things were wrong, which is a bug, please report it:\n{told}", Exit.FAILED)
+        shown = "\n".join(problem[:_PROBLEM_CHARS] for problem in report.problems[:_MOST_PROBLEMS])
+        stop(f"{len(report.problems):,} checks failed. This is a bug, please report it:\n{shown}", Exit.FAILED)
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the command as Ctrl-C does, so that its processes end with it."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that the processes of the command end with it."""
 
     def end(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -75,8 +75,8 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Steps:
-    """Shows which step is running."""
+class _ProgressBar:
+    """Show which step is running."""
 
     def __init__(self, workloads: int) -> None:
         from rich.console import Console
@@ -85,7 +85,7 @@ class _Steps:
         from gateway.bench.measure import OTHER_STEPS
 
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        # Drawn between two steps only: a thread that draws would take its share of what is measured.
+        # Drawn only between two steps: a drawing thread would use processor time during a measurement.
         self.shown = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
         self._task = self.shown.add_task("", total=workloads + OTHER_STEPS, completed=-1)
 
@@ -94,8 +94,8 @@ class _Steps:
 
 
 @contextmanager
-def _steps(workloads: int) -> Iterator[_Steps]:
-    steps = _Steps(workloads)
+def _progress_bar(workloads: int) -> Iterator[_ProgressBar]:
+    steps = _ProgressBar(workloads)
     with steps.shown:
         yield steps
 
@@ -114,7 +114,7 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _print(report: Report) -> None:
+def _print_tables(report: Report) -> None:
     print_table(
         ("workload", *_NUMBERS), [_cells(row) for row in report.workloads], right=_NUMBERS, first_to_go=_FIRST_TO_GO
     )
@@ -145,9 +145,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "tokens of all sessions", f"{counted.tokens:,}, in {counted.sessions:,} sessions and {counted.calls:,} calls"
     yield "the provider's own count", f"{counted.billed_tokens:,}"
     if report.hold_and_settle_us is not None:
-        yield "hold and settle, on SQLite", f"{report.hold_and_settle_us:,.0f} µs of CPU"
-    yield "from start to taking calls", f"{report.start_s:.1f} s"
+        yield "hold and settle on SQLite", f"{report.hold_and_settle_us:,.0f} µs of CPU"
+    yield "start until ready", f"{report.start_s:.1f} s"
     if report.memory_mb is not None and report.memory_after_mb is not None:
-        yield "memory", f"{report.memory_mb:,.0f} MB at first, {report.memory_after_mb:,.0f} MB at the end"
+        yield "memory", f"{report.memory_mb:,.0f} MB at the start, {report.memory_after_mb:,.0f} MB at the end"
     if most is not None:
-        yield "one worker, all of a core", f"{most:,} small calls a second; plan for half of that"
+        yield "one worker on a full core", f"{most:,} small calls per second; plan for half of that"

@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class Command(TyperCommand):
-    """A command whose help names what an option takes in words."""
+    """A command whose help describes the values of options in words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return its parameters, those of `--help` and of flags included."""
-        return _in_words(super().get_params(ctx))
+        """Return its parameters, including `--help` and flags."""
+        return _in_plain_words(super().get_params(ctx))
 
 
 class Group(TyperGroup):
-    """A group of commands whose help does the same."""
+    """A group of commands whose help describes the values of options in words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its parameters."""
-        return _in_words(super().get_params(ctx))
+        return _in_plain_words(super().get_params(ctx))
 
 
-def _in_words(parameters: Sequence[Any]) -> list[Any]:
-    """Have help show `on/off` for a flag and its name for an argument, not the names of their types in Python."""
-    for one in parameters:
-        if one.param_type_name == "argument":
-            one.display_type_rich = _no_type
-        elif one.metavar is None and one.is_flag:
-            one.metavar = "on/off"
+def _in_plain_words(parameters: Sequence[Any]) -> list[Any]:
+    """Make help show `on/off` for a flag, and the name of an argument, instead of the names of Python types."""
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = _no_type
+        elif parameter.metavar is None and parameter.is_flag:
+            parameter.metavar = "on/off"
     return list(parameters)
 
 
@@ -62,65 +62,67 @@ class Exit(IntEnum):
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("-c", "--config", metavar="FILE", help="Configuration; else $GATEWAY_CONFIG, else ./gateway.yaml."),
+    typer.Option(
+        "-c", "--config", metavar="FILE", help="Configuration file; else $GATEWAY_CONFIG, else ./gateway.yaml."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-#: characters of a user's own words that are repeated to them
-_REPEATED: Final = 80
-#: columns of a table that goes to a file
-_WIDEST: Final = 100_000
-#: columns of a terminal that a shortened text has at the least, and what names a row
-_LEAST: Final = 12
-_LEAST_NAME: Final = 28
-#: what `--store` accepts instead of a URL
+#: characters of user input that an error message repeats
+_QUOTED_CHARS: Final = 80
+#: width of a table that is written to a file
+_FILE_WIDTH: Final = 100_000
+#: least width of a shortened text, and of the first column, which names the row
+_LEAST_WIDTH: Final = 12
+_LEAST_NAME_WIDTH: Final = 28
+#: value of `--store` that is not a URL: the store of `gateway serve --mock`
 MOCK_STORE: Final = "mock"
-#: between two columns of a table
+#: spaces between two columns of a table
 GAP: Final = 2
 
 
 def printable(text: str) -> str:
-    """The text with `?` for what a terminal would follow instead of show."""
+    """Return the text with `?` instead of control characters, which a terminal would execute."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def quoted(text: str) -> str:
-    """A user's own words in a complaint: on one line, and not all of them where they are many."""
-    start = printable(text[:_REPEATED])
-    return f'"{start}"' if len(text) <= _REPEATED else f'"{start}…" ({len(text):,} characters)'
+    """Return user input for an error message: quoted, on one line, and shortened if it is long."""
+    start = printable(text[:_QUOTED_CHARS])
+    return f'"{start}"' if len(text) <= _QUOTED_CHARS else f'"{start}…" ({len(text):,} characters)'
 
 
 def stop(message: str, code: Exit) -> NoReturn:
-    """End with a sentence on stderr, or a few lines of them."""
+    """Print a message to stderr and end the command."""
     typer.echo("\n".join(map(printable, message.splitlines())), err=True)
     raise typer.Exit(code)
 
 
-def options_follow(context: typer.Context) -> None:
-    """Refuse options between a group and its command, which would go nowhere: `sessions --store URL delete ID`."""
+def refuse_early_options(context: typer.Context) -> None:
+    """Refuse options before the subcommand, which would be ignored: `sessions --store URL delete ID`."""
     if context.invoked_subcommand is None:
         return
     given = [
-        max(one.opts, key=len)
-        for one in context.command.params
-        if one.name and (source := context.get_parameter_source(one.name)) and source.name == "COMMANDLINE"
+        max(option.opts, key=len)
+        for option in context.command.params
+        if option.name and (source := context.get_parameter_source(option.name)) and source.name == "COMMANDLINE"
     ]
     if given:
         where = f"{context.command_path} {context.invoked_subcommand} {given[0]} …"
-        stop(f"{' and '.join(given)} would not be heard before the command; write it after: {where}", Exit.USAGE)
+        stop(f"{' and '.join(given)} has no effect before the command. Write it after: {where}", Exit.USAGE)
 
 
 def load(file: Path | None, flags: Mapping[str, object] | None = None) -> Loaded:
-    """The configuration, or the end of the command with its problems, one a line."""
+    """Return the configuration, or end the command and print its problems, one per line."""
     with config_problems():
         from gateway import config
 
         return config.load(file, flags=flags)
 
 
-def with_store_url(file: Path | None, url: str | None) -> Settings:
-    """The settings with the store that `--store` names, if any: a URL, or `mock` for that of `serve --mock`."""
+def load_settings(file: Path | None, url: str | None) -> Settings:
+    """Return the settings with the store that `--store` names, if any: a URL, or `mock` for that of `serve --mock`."""
     if url != MOCK_STORE:
         return load(file, {"store.url": url} if url else None).settings
     return load(file, {"store.url": load(file).settings.store.mock_url}).settings
@@ -128,7 +130,7 @@ def with_store_url(file: Path | None, url: str | None) -> Settings:
 
 @contextmanager
 def config_problems() -> Iterator[None]:
-    """Turn a ConfigError into the end of the command."""
+    """End the command with the problems of a ConfigError, one per line."""
     from gateway.core.errors import ConfigError
 
     try:
@@ -138,8 +140,8 @@ def config_problems() -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
-    # Where stdout takes less than all characters, JSON can still say them.
+    """Print a JSON value on stdout."""
+    # With another encoding than UTF-8, other characters than ASCII are escaped.
     json.dump(value, sys.stdout, indent=2, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8"))
     sys.stdout.write("\n")
 
@@ -149,22 +151,22 @@ def print_table(
 ) -> None:
     """Print a table on stdout. Cells are text, never markup.
 
-    In a terminal each row is one line that fits: texts are shortened, then columns are left out, and no number is
-    ever cut. A file or a pipe gets all of it. rich's tables take thirty times the work for a row, which is seconds
-    for the thousands of rows of a large store.
+    In a terminal each row fits into one line: texts are shortened, then columns are left out. Numbers are never
+    shortened. A file or a pipe gets the whole table. The tables of rich take thirty times as long per row, which is
+    seconds for a store with thousands of sessions.
 
     Args:
-        columns: their names.
+        columns: the names of the columns.
         rows: a cell for each column.
-        right: names of the columns that hold numbers or times.
-        first_to_go: names of the columns that a narrow terminal shows last, in the order in which they are left out.
+        right: names of the columns that hold numbers or times; they are aligned to the right.
+        first_to_go: names of the columns that a small terminal leaves out first, in this order.
     """
     from rich.text import Text
 
     shown = [[*map(printable, row)] for row in rows]
-    longest = [max(map(_cells, (column, *(row[place] for row in shown)))) for place, column in enumerate(columns)]
+    longest = [max(map(_cell_width, (column, *(row[place] for row in shown)))) for place, column in enumerate(columns)]
     least = [
-        width if column in right else min(width, max(_cells(column), _LEAST if place else _LEAST_NAME))
+        width if column in right else min(width, max(_cell_width(column), _LEAST_WIDTH if place else _LEAST_NAME_WIDTH))
         for place, (column, width) in enumerate(zip(columns, longest, strict=True))
     ]
     empty = [place for place in range(1, len(columns)) if not any(row[place] for row in shown)]
@@ -177,13 +179,13 @@ def print_table(
 
 
 def fitted(longest: Sequence[int], least: Sequence[int], width: int, first_to_go: Sequence[int] = ()) -> dict[int, int]:
-    """Return the columns that fit into `width`, each with its own width. The first column always stays.
+    """Return the columns that fit into a terminal, by index, each with its width. The first column always stays.
 
     Args:
-        longest: the width that each column takes with nothing shortened.
-        least: the width that each column needs.
-        width: of the terminal.
-        first_to_go: the columns that are left out first; all others follow, from the right.
+        longest: width of each column if nothing is shortened.
+        least: least width of each column.
+        width: width of the terminal.
+        first_to_go: indexes of the columns that are left out first; then the others are left out, from the right.
     """
     kept = list(range(len(longest)))
     for place in dict.fromkeys([*first_to_go, *reversed(kept[1:])]):
@@ -205,17 +207,17 @@ def _line_width(widths: Iterable[int]) -> int:
 
 
 def _line(cells: Sequence[str], widths: Mapping[int, int], is_right: Collection[int]) -> str:
-    """Return one row, as wide as its columns."""
+    """Return the text of one row, with each cell padded to the width of its column."""
     padded = []
     for place, width in widths.items():
         text = _shortened(cells[place], width)
-        space = " " * (width - _cells(text))
+        space = " " * (width - _cell_width(text))
         padded.append(space + text if place in is_right else text + space)
     return (" " * GAP).join(padded)
 
 
-def _cells(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+def _cell_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -224,8 +226,8 @@ def _cells(text: str) -> int:
 
 
 def _shortened(text: str, width: int) -> str:
-    """Return the text, with an ellipsis for what does not fit into `width` columns of a terminal."""
-    if _cells(text) <= width:
+    """Return the text, shortened with an ellipsis if it does not fit into `width` columns of a terminal."""
+    if _cell_width(text) <= width:
         return text
     from rich.cells import set_cell_size
 
@@ -233,9 +235,9 @@ def _shortened(text: str, width: int) -> str:
 
 
 def console() -> Console:
-    """Stdout. A file or a pipe has no width: nothing is cut there."""
+    """Return a console for stdout. A file or a pipe has no width, so nothing is shortened there."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a name, or a bar, that its encoding does not have
-    return Console(width=None if sys.stdout.isatty() else _WIDEST)
+        sys.stdout.reconfigure(errors="replace")  # for names and bars with characters that the encoding lacks
+    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)

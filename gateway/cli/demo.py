@@ -16,17 +16,17 @@ from gateway.cli.numbers import count
 
 _MODEL = "mock-small"
 _SESSION = "demo"
-#: input tokens of a call: after some questions the conversation no longer fits
+#: context budget in input tokens; after some questions the conversation no longer fits into it
 _CONTEXT = 1500
-#: tokens of an answer
-_ANSWER = 120
-#: tokens of the session: they are spent before all questions are asked
+#: most output tokens of a response
+_MAX_OUTPUT = 120
+#: session budget in tokens; it is used up before all questions are asked
 _BUDGET = 12_000
 _COLUMNS = (
     "call",
     "",
-    "asked with",
-    "answered with",
+    "last message",
+    "response",
     "context",
     "sent",
     "allowed",
@@ -39,8 +39,8 @@ _COLUMNS = (
     "overhead",
 )
 _RIGHT = ("context", "sent", "allowed", "in", "out", "used", "left", "overhead")
-#: columns that a narrow terminal has no room for, in this order
-_FIRST_TO_GO = ("overhead", "results as", "", "asked with", "out", "in", "answered with")
+#: columns that a small terminal leaves out, in this order
+_FIRST_TO_GO = ("overhead", "results as", "", "last message", "out", "in", "response")
 _TOOLS = [
     {
         "type": "function",
@@ -54,12 +54,14 @@ _TOOLS = [
 
 
 def demo(
-    steps: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Questions the user asks.")] = 8,
+    steps: Annotated[
+        int, typer.Option(metavar="N", parser=count(1, 200), help="Number of questions that the user asks.")
+    ] = 8,
     context: Annotated[
-        int, typer.Option(metavar="N", parser=count(500), help="Input tokens of a call (context.budget).")
+        int, typer.Option(metavar="N", parser=count(500), help="Most input tokens of a call (context.budget).")
     ] = _CONTEXT,
     budget: Annotated[
-        int, typer.Option(metavar="N", parser=count(1000), help="Tokens of the session (budget.tokens).")
+        int, typer.Option(metavar="N", parser=count(1000), help="Budget of the session in tokens (budget.tokens).")
     ] = _BUDGET,
     as_json: AsJson = False,
 ) -> None:
@@ -101,18 +103,18 @@ def demo(
         typer.echo(f"\n{_trimmed(rows, context)}")
         if client.refused is not None:
             typer.echo(f"Call {len(rows) + 1} was refused: {client.refused['message']}")
-        typer.echo(f"The session's total in the last answer: {total:,} tokens.")
-        typer.echo(f"The provider's own count of all {billed.calls} calls: {billed.total_tokens:,} tokens.")
+        typer.echo(f"The session's total in the last response: {total:,} tokens.")
+        typer.echo(f"The provider's own count for all {billed.calls} calls: {billed.total_tokens:,} tokens.")
         typer.echo(f"{time.monotonic() - started:.1f} s")
     if total != billed.total_tokens:
-        stop("The two differ: this is a bug, please report it.", Exit.FAILED)
+        stop("The two totals differ. This is a bug, please report it.", Exit.FAILED)
 
 
 class _Client:
-    """An agent: asks, runs the tools the model calls, asks on with their results."""
+    """A sample agent: send questions, run the tools that the model calls, and send their results."""
 
     def __init__(self, url: str) -> None:
-        import http.client  # it brings the email package along: 20 ms that no other command should pay
+        import http.client  # imports the email package, which takes 20 ms; other commands do not need it
 
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
@@ -129,20 +131,20 @@ class _Client:
             self._messages.append(
                 {"role": "user", "content": f"What did customer {1000 + step} order, and is it paid?"}
             )
-            answer = self._call(stream=False)
-            if answer is None:
+            message = self._call(stream=False)
+            if message is None:
                 break
-            for call in answer.get("tool_calls") or []:
+            for call in message.get("tool_calls") or []:
                 orders = [_order(step, line) for line in range(8)]
                 result = json.dumps(orders)
                 self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-            if answer.get("tool_calls") and self._call(stream=True) is None:
+            if message.get("tool_calls") and self._call(stream=True) is None:
                 break
         return self._rows
 
     def _call(self, *, stream: bool) -> dict[str, Any] | None:
-        """The message of an answer; None where the session's budget is spent."""
-        limit = {"max_tokens": _ANSWER}
+        """Return the message of the response, or None if the session's budget is used up."""
+        limit = {"max_tokens": _MAX_OUTPUT}
         body = {"model": _MODEL, "messages": self._messages, "tools": _TOOLS, "stream": stream, **limit}
         headers = {"content-type": "application/json", "x-session-id": _SESSION}
         self._connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -165,14 +167,14 @@ class _Client:
         return message
 
     def _record(self, request_id: str) -> dict[str, Any]:
-        """The gateway's record of a call."""
+        """Return the gateway's record of a call."""
         self._connection.request("GET", f"/api/calls/{request_id}")
         record: dict[str, Any] = json.loads(self._connection.getresponse().read())
         return record
 
 
 def _read_stream(content: str, headers: dict[str, str]) -> dict[str, Any]:
-    """The message of a stream; its last comments take the place of the headers that were sent before it ended."""
+    """Return the message of a stream. Its last comments replace the totals in `headers`, which were sent earlier."""
     text = ""
     for line in content.splitlines():
         if line.startswith("data: {"):
@@ -190,7 +192,7 @@ def _order(step: int, line: int) -> dict[str, Any]:
 
 
 def _trimmed(rows: Sequence[dict[str, Any]], context: int) -> str:
-    """Say which calls were trimmed, to which limit, and how much was not sent."""
+    """Return text that says how many calls were trimmed to which limit, and how many tokens were not sent."""
     from gateway.core.modes import MODES
 
     records = [row["context"] for row in rows]
@@ -199,19 +201,19 @@ def _trimmed(rows: Sequence[dict[str, Any]], context: int) -> str:
     shorter = sum(bool(record["trimmed"]) for record in records) - len(cut)
     saved = sum(record["original_tokens"] - record["tokens"] for record in records)
     return (
-        f"Trimmed to the context budget of {context:,} tokens: {_calls(to_context)}.\n"
-        f"Trimmed to what was left of the session's budget: {_calls(len(cut) - to_context)}.\n"
-        f"Sent whole, but with shorter tool results as the budget ran low: {_calls(shorter)}.\n"
+        f"Trimmed to the context budget of {context:,} tokens: {_call_count(to_context)}.\n"
+        f"Trimmed to the remaining session budget: {_call_count(len(cut) - to_context)}.\n"
+        f"Not trimmed, but sent with shorter tool results because the budget was low: {_call_count(shorter)}.\n"
         f"Not sent: about {saved:,} tokens. Numbers with ~ are estimates."
     )
 
 
-def _calls(number: int) -> str:
+def _call_count(number: int) -> str:
     return f"{number:,} call{'' if number == 1 else 's'}"
 
 
-def _about(tokens: int, source: str) -> str:
-    """Return a number of tokens, marked where it is an estimate."""
+def _estimate_marked(tokens: int, source: str) -> str:
+    """Return a number of tokens, with `~` if it is an estimate."""
     return f"{tokens:,}" if source == "exact" else f"~{tokens:,}"
 
 
@@ -226,8 +228,8 @@ def _row(row: dict[str, Any]) -> list[str]:
         "stream" if row["stream"] else "",
         row["asked_with"],
         f"call {', '.join(calls)}" if calls else "text",
-        _about(context["original_tokens"], context["source"]),
-        _about(context["tokens"], context["source"]),
+        _estimate_marked(context["original_tokens"], context["source"]),
+        _estimate_marked(context["tokens"], context["source"]),
         f"{context['budget']:,}",
         headers["x-context-trimmed"].replace("none", ""),
         f"{usage['promptTokens']:,}",

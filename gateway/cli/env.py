@@ -1,4 +1,4 @@
-"""`gateway env`: print the settings with which a client uses the gateway."""
+"""`gateway env`: print the settings that connect a client to the gateway."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ import typer
 from gateway.cli.address import url_of
 from gateway.cli.common import AsJson, ConfigFile, Exit, load, print_json, quoted, stop
 
-#: what a base URL may hold: it ends up in shells, TOML, JSON and Python, and a path is added to it
+#: characters of a base URL that are safe in shells, TOML, JSON and Python, and allow a path to be appended
 _URL: Final = re.compile(r"https?://[A-Za-z0-9\[][A-Za-z0-9._~:/\[\]@!$&'()*+,;=%-]*")
 _SHELL: Final = "a shell"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What to set. `$v1` and `$root` stand for the base URL with and without `/v1`, both with the session's path.
+    """The settings of one client.
 
-    `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: the client
-    names its sessions by itself, so that the path names none.
+    Attributes:
+        text: settings to print; `$v1` and `$root` are the base URL with and without `/v1`, and with the session path.
+        where: where to write or enter the text; None for shell variables.
+        note: further advice for the user.
+        names_sessions: the client names its sessions itself, so the path must not name one.
     """
 
     text: str
@@ -50,12 +53,12 @@ CLIENTS: Final[dict[str, ClientSettings]] = {
         '      "options": { "baseURL": "$v1", "apiKey": "{env:OPENAI_API_KEY}" },\n'
         '      "models": { "gpt-5.1": {} }\n    }\n  }\n}',
         where="opencode.json",
-        note="name your models under models",
+        note="list your models under models",
         names_sessions=True,
     ),
     "aider": ClientSettings(
         "export OPENAI_API_BASE=$v1",
-        note="aider --model openai/gpt-5.1; it names no session, so the path does: --session",
+        note="aider --model openai/gpt-5.1; it sends no session id, so name one in the path: --session",
     ),
     "langchain": ClientSettings(
         'ChatOpenAI(base_url="$v1", default_headers={"x-session-id": "..."}, include_response_headers=True)',
@@ -72,26 +75,26 @@ CLIENTS: Final[dict[str, ClientSettings]] = {
         "from uuid import uuid4\n\nfrom openai import OpenAI\n\n"
         'client = OpenAI(base_url="$v1", default_headers={"x-session-id": f"nb-{uuid4().hex}"})',
         where="the notebook's first cell",
-        note="a session for each start of its kernel",
+        note="each start of the kernel is a session",
     ),
     "cursor": ClientSettings(
         "Override OpenAI Base URL: $v1\nOpenAI API Key: a client key of the gateway",
         where="Cursor Settings, Models",
-        note="Cursor's servers make the calls, so --url must name an address on the internet, with auth.keys set; it "
-        "sends no header, so the path names a session: --session",
+        note="Cursor's servers make the calls, so --url must be a public address, with auth.keys set; it sends no "
+        "session id, so name one in the path: --session",
     ),
     "open-webui": ClientSettings(
         "URL: $v1\nKey: a client key of the gateway, or the provider's key",
         where="Admin Panel, Settings, Connections, OpenAI API",
-        note="with ENABLE_FORWARD_USER_INFO_HEADERS=true in its environment each chat is a session; from a container, "
-        "--url http://HOST:PORT as it sees the gateway",
+        note="with ENABLE_FORWARD_USER_INFO_HEADERS=true in its environment each chat is a session; in a container, "
+        "set --url http://HOST:PORT to the gateway's address as seen from there",
     ),
     "librechat": ClientSettings(
         'endpoints:\n  custom:\n    - name: "gateway"\n      apiKey: "user_provided"\n      baseURL: "$v1"\n'
         '      headers:\n        x-session-id: "{{LIBRECHAT_BODY_CONVERSATIONID}}"\n'
         '      models:\n        default: ["gpt-5.1"]',
         where="librechat.yaml",
-        note="name your models under models; each conversation is a session",
+        note="list your models under models; each conversation is a session",
     ),
     "continue": ClientSettings("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
     "curl": ClientSettings(
@@ -106,10 +109,11 @@ def env(
         typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=lambda: list(CLIENTS)),
     ],
     session: Annotated[
-        str | None, typer.Option("--session", metavar="ID", help="Name a session by the path of the base URL.")
+        str | None, typer.Option("--session", metavar="ID", help="Name a session in the path of the base URL.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="Where the gateway is, if not where it listens.")
+        str | None,
+        typer.Option("--url", metavar="URL", help="URL of the gateway, if clients reach it at another address."),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -120,9 +124,11 @@ def env(
         from gateway.config.complaints import did_you_mean
 
         alike = did_you_mean(client, CLIENTS)
-        stop(f"{quoted(client)} is no client known here{alike}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
-    place = _path(client, known, session)
-    root = (_listens(config) if url is None else _given(url)).rstrip("/").removesuffix("/v1") + place
+        stop(f"Unknown client {quoted(client)}{alike}. Known clients: {', '.join(CLIENTS)}.", Exit.USAGE)
+    session_path = _session_path(client, known, session)
+    root = (_configured_url(config) if url is None else _checked_url(url)).rstrip("/").removesuffix(
+        "/v1"
+    ) + session_path
     written = shlex.quote if known.where in (None, _SHELL) else str
     text = Template(known.text).substitute(root=written(root), v1=written(f"{root}/v1"))
     if as_json:
@@ -130,37 +136,37 @@ def env(
         print_json({"client": client, "base_url": base_url, "where": known.where, "text": text, "note": known.note})
         return
     typer.echo(text)
-    told = "; ".join(part for part in (f"in {known.where}" if known.where else "", known.note) if part)
-    if told:
-        typer.echo(f"# {told}", err=True)
+    advice = "; ".join(part for part in (f"in {known.where}" if known.where else "", known.note) if part)
+    if advice:
+        typer.echo(f"# {advice}", err=True)
 
 
-def _path(client: str, known: ClientSettings, session: str | None) -> str:
-    """What names the session, where one is named."""
+def _session_path(client: str, known: ClientSettings, session: str | None) -> str:
+    """Return the path that names the session, or an empty text."""
     from gateway.core.identity import ID_FORM, is_valid
 
     if session is None:
         return ""
     if known.names_sessions:
-        stop(f"{client} names its sessions by itself; leave --session out.", Exit.USAGE)
+        stop(f"{client} names its sessions itself; omit --session.", Exit.USAGE)
     if not is_valid(session):
         stop(f"--session {quoted(session)}: a session id is {ID_FORM}.", Exit.USAGE)
     return f"/s/{session}"
 
 
-def _given(url: str) -> str:
-    """The URL that was named, if it can be one."""
+def _checked_url(url: str) -> str:
+    """Return the URL of `--url`, or end the command if it is not valid."""
     try:
-        is_one = _URL.fullmatch(url) is not None and urlsplit(url).port != 0
-    except ValueError:  # a port beyond 65535, or half of the brackets
-        is_one = False
-    if not is_one:
-        stop(f"--url {quoted(url)} is no URL of a gateway, such as https://gateway.example:8484.", Exit.USAGE)
+        is_valid_url = _URL.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # a port above 65535, or an unclosed bracket
+        is_valid_url = False
+    if not is_valid_url:
+        stop(f"--url {quoted(url)} is not a URL such as https://gateway.example:8484.", Exit.USAGE)
     return url
 
 
-def _listens(config: Path | None) -> str:
+def _configured_url(config: Path | None) -> str:
     server = load(config).settings.server
     if server.port == 0:
-        stop("server.port is 0, a free port at each start; name the one it took: --url http://HOST:PORT", Exit.USAGE)
+        stop("server.port is 0, which is a different port at each start. Name it: --url http://HOST:PORT", Exit.USAGE)
     return url_of(server.host, server.port)

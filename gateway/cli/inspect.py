@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, printable, stop
+from gateway.cli.common import (
+    AsJson,
+    ConfigFile,
+    Exit,
+    config_problems,
+    load,
+    print_json,
+    print_table,
+    printable,
+    quoted,
+    stop,
+)
 from gateway.cli.numbers import count as count_of
 
 if TYPE_CHECKING:
@@ -18,13 +29,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Body = Annotated[str, typer.Argument(metavar="FILE|-", help="A request body as JSON; - reads it from stdin.")]
+Body = Annotated[str, typer.Argument(metavar="FILE|-", help="File with a request body as JSON; - is stdin.")]
 ModelName = Annotated[
-    str | None, typer.Option("-m", "--model", metavar="NAME", help="Model to count for, instead of the body's own.")
+    str | None,
+    typer.Option("-m", "--model", metavar="NAME", help="Model to count for, instead of the one in the body."),
 ]
 WireName = Annotated[
     str | None,
-    typer.Option("--wire", metavar="NAME", help="chat, responses, messages, completions or embeddings; else guessed."),
+    typer.Option(
+        "--wire", metavar="NAME", help="Format: chat, responses, messages, completions or embeddings; else guessed."
+    ),
 ]
 
 
@@ -32,12 +46,12 @@ def count(  # noqa: PLR0917  # typer makes an option of each
     body: Body,
     model: ModelName = None,
     wire: WireName = None,
-    items: Annotated[bool, typer.Option("--items", help="Also the tokens of each message.")] = False,
-    tools: Annotated[bool, typer.Option("--tools", help="Also the tokens of each tool's results.")] = False,
+    items: Annotated[bool, typer.Option("--items", help="Also show the tokens of each message.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Also show the tokens of each tool's results.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the tokens of a request body: all of it, and its parts."""
+    """Count the tokens of a request body, in total and by part."""
     from gateway.core.session import Remembered
 
     content = _read(body)
@@ -47,30 +61,31 @@ def count(  # noqa: PLR0917  # typer makes an option of each
         show = [name for name, is_asked in (("items", items), ("tools", tools)) if is_asked]
         return await inspector.count(asked, Remembered(), show)
 
-    found = _inspected(config, work)
+    counts = _run_inspector(config, work)
     if as_json:
-        print_json(found)
+        print_json(counts)
         return
-    exact = "exact" if found["source"] == "exact" else f"{found['source']}, about"
+    exact = "exact" if counts["source"] == "exact" else f"{counts['source']}, about"
     rows = [
-        ("total", f"{found['tokens']:,}", f"{exact} · margin {found['margin']:,}"),
-        ("conversation", f"{found['conversation_tokens']:,}", ""),
-        ("tool results", f"{found['tool_tokens']:,}", f"{found['tool_results']} different"),
-        ("tool definitions", f"{found['definition_tokens']:,}", ""),
+        ("total", f"{counts['tokens']:,}", f"{exact} · margin {counts['margin']:,}"),
+        ("conversation", f"{counts['conversation_tokens']:,}", ""),
+        ("tool results", f"{counts['tool_tokens']:,}", f"{counts['tool_results']} different"),
+        ("tool definitions", f"{counts['definition_tokens']:,}", ""),
     ]
-    if found["budget"] is not None:
-        rows.append(("context budget", f"{found['budget']:,}", ""))
-    told = f"{found['model']} at {found['provider']} · {found['wire']} · counted with {found['counter']}"
-    typer.echo(printable(told), err=True)
+    if counts["budget"] is not None:
+        rows.append(("context budget", f"{counts['budget']:,}", ""))
+    summary = f"{counts['model']} at {counts['provider']} · {counts['wire']} · counted with {counts['counter']}"
+    typer.echo(printable(summary), err=True)
     print_table(("part", "tokens", ""), rows, right=("tokens",))
     if tools:
         typer.echo("")
-        weights = found["tools"].items()
-        by_tool = [(name, f"{weight['results']:,}", f"{weight['result_tokens']:,}") for name, weight in weights]
+        by_tool = [
+            (name, f"{tool['results']:,}", f"{tool['result_tokens']:,}") for name, tool in counts["tools"].items()
+        ]
         print_table(("tool", "results", "tokens"), by_tool, right=("results", "tokens"))
     if items:
         typer.echo("")
-        listed = [(str(item["index"]), item["role"], f"{item['tokens']:,}") for item in found["items"]]
+        listed = [(str(item["index"]), item["role"], f"{item['tokens']:,}") for item in counts["items"]]
         print_table(("item", "role", "tokens"), listed, right=("item", "tokens"))
 
 
@@ -78,15 +93,19 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     body: Body,
     budget: Annotated[
         int | None,
-        typer.Option("--budget", metavar="N", parser=count_of(1), help="Input tokens; else the model's window."),
+        typer.Option(
+            "--budget", metavar="N", parser=count_of(1), help="Most input tokens; else the model's context window."
+        ),
     ] = None,
     model: ModelName = None,
-    explain: Annotated[bool, typer.Option("--explain", help="A table of what became of each message.")] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Write the body here.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show a table of what was done with each message.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="File for the trimmed body.")] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the trimmed request body. Response modes are not applied."""
+    """Trim a request body and print it. Response modes are not applied."""
     from gateway.core.context_budget import ContextOptions
     from gateway.core.session import Remembered
 
@@ -97,7 +116,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
         trimmed, plan = await inspector.trim(call, asked, Remembered())
         return trimmed, await inspector.told(asked, plan, explain=True)
 
-    trimmed, context = _inspected(config, work)
+    trimmed, context = _run_inspector(config, work)
     if out is not None:
         _write(out, trimmed)
     if as_json:
@@ -121,7 +140,7 @@ def _explain(context: dict[str, Any]) -> None:
 
 def _summary(context: dict[str, Any]) -> str:
     trimmed = ", ".join(f"{rule} {number}" for rule, number in context["trimmed"].items()) or "nothing changed"
-    budget = f" of {context['budget']:,}" if context["budget"] is not None else ", no budget known"
+    budget = f" of {context['budget']:,}" if context["budget"] is not None else ", no known budget"
     return f"{context['original_tokens']:,} → {context['tokens']:,} tokens{budget} ({trimmed})" + (
         f"\nnote: {context['note']}" if "note" in context else ""
     )
@@ -147,12 +166,12 @@ def _known_wire(name: str | None) -> str | None:
     from gateway.context.inspector import WIRES
 
     if name is not None and name not in WIRES:
-        stop(f"--wire is one of {', '.join(WIRES)}", Exit.USAGE)
+        stop(f"--wire must be one of {', '.join(WIRES)}, not {quoted(name)}.", Exit.USAGE)
     return name
 
 
-def _inspected(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
-    """What the work finds, with the configured routes, limits and strategies, and nothing learned."""
+def _run_inspector(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
+    """Return the result of `work` with the configured routes, limits and strategies, and without learned corrections."""
     from gateway.app.resources import inspector_of
     from gateway.core.errors import GatewayError
 

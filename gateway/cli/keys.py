@@ -19,12 +19,12 @@ from gateway.cli.common import (
     Exit,
     Group,
     load,
-    options_follow,
+    load_settings,
     print_json,
     print_table,
     quoted,
+    refuse_early_options,
     stop,
-    with_store_url,
 )
 from gateway.cli.numbers import count, dollars, moment, number, share, span
 from gateway.cli.sessions import StoreUrl, with_store
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
-app = typer.Typer(cls=Group, help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="Client keys stored in the store: list, add, revoke.", invoke_without_command=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key; its sessions belong to it.")]
 
 
 @app.callback()
 def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """List the keys where no other command is named."""
-    options_follow(context)
+    """List the keys if no other command is named."""
+    refuse_early_options(context)
     if context.invoked_subcommand is None:
         show_list(config, store, as_json=as_json)
 
 
 @app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
+    """List the keys, their budgets and their usage. The keys themselves are never shown again."""
     from gateway.config.policies import limits_of
     from gateway.core.stored import StoredKey
 
@@ -59,8 +59,8 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     ]
 
     async def read(opened: Store) -> list[dict[str, Any]]:
-        kept = [*configured, *await opened.keys()]
-        return [_row(key, one) for key, one in zip(kept, await _balance(opened, kept), strict=True)]
+        keys = [*configured, *await opened.keys()]
+        return [_row(key, balance) for key, balance in zip(keys, await _balances(opened, keys), strict=True)]
 
     rows = with_store(config, store, read)
     if as_json:
@@ -68,15 +68,15 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
         return
     columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "created")
     numbers = ("tokens", "dollars", "calls", "window", "rpm", "used", "created")
-    going = ("created", "rpm", "calls", "models")
-    print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=going)
+    first_to_go = ("created", "rpm", "calls", "models")
+    print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=first_to_go)
 
 
 @app.command(cls=Command)
 def add(  # noqa: PLR0917  # typer calls it by name
     name: Name,
     budget_tokens: Annotated[
-        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of all its sessions together.")
+        int | None, typer.Option(metavar="N", parser=count(0), help="Budget in tokens for all sessions of the key.")
     ] = None,
     budget_usd: Annotated[
         str | None, typer.Option(metavar="N", help="Budget in US dollars for all sessions of the key.")
@@ -84,20 +84,23 @@ def add(  # noqa: PLR0917  # typer calls it by name
     budget_calls: Annotated[
         int | None, typer.Option(metavar="N", parser=count(0), help="Budget in calls for all sessions of the key.")
     ] = None,
-    window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
-    models: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Pattern of models it may call; repeat for more.")
+    window: Annotated[
+        str | None, typer.Option(metavar="1h|1d|...", help="Time after which the budget refills.")
     ] = None,
-    rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests a minute.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the first key, for scripts.")] = False,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Pattern of model names that it may call; repeat for more."),
+    ] = None,
+    rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests per minute.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation before the first key.")] = False,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is printed once, on stdout; the store keeps a hash of it.
+    """Create a key. It is printed once, on stdout; the store keeps a hash of it.
 
-    If printing fails, the key is revoked. After the first key, calls without a key are refused; a terminal asks for
-    confirmation.
+    If printing fails, the key is revoked. After the first key, calls without a key are refused; in a terminal, the
+    command asks for confirmation first.
     """
     import secrets
 
@@ -107,44 +110,44 @@ def add(  # noqa: PLR0917  # typer calls it by name
     from gateway.server.auth import digest
 
     if not is_valid(name):
-        stop(f"{quoted(name)} is no name: it is {ID_FORM}.", Exit.USAGE)
+        stop(f"{quoted(name)} is not a valid name. A name is {ID_FORM}.", Exit.USAGE)
     if is_reserved(name):
-        stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
+        stop(f'"{name}" is reserved for callers without a key. Choose another name.', Exit.USAGE)
     auth = load(config).settings.auth
     if any(key.name == name for key in auth.keys):
-        stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
+        stop(f'The configuration already has a key "{name}" (auth.keys). Choose another name.', Exit.USAGE)
     for pattern in models or ():
-        # A script's empty variable must not make a key that is shown to have all models, and has none.
+        # An empty variable in a script must not create a key that is listed with all models, but may call none.
         if not pattern or any(char.isspace() or char == "," for char in pattern):
-            stop(f"--models {quoted(pattern)} is no pattern of a model's name; repeat --models for more.", Exit.USAGE)
+            stop(f"--models {quoted(pattern)} is not one pattern of model names. Repeat --models for more.", Exit.USAGE)
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
-        stop("--window needs something to refill: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
+        stop("--window needs a budget: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
     is_open = not auth.keys and not auth.required
     if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
-        _end_open_access(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
+        _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     key = f"gw-{secrets.token_urlsafe(32)}"
-    kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
-    row = with_store(config, store, lambda opened: _add(opened, kept), make=True)
+    stored = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
+    row = with_store(config, store, lambda opened: _add(opened, stored), make=True)
     if row is None:
-        stop(f'There is a key "{name}" already. Revoke it first: gateway keys revoke {name}', Exit.FAILED)
+        stop(f'A key "{name}" already exists. Revoke it first: gateway keys revoke {name}', Exit.FAILED)
     try:
         _show(key, row, as_json=as_json)
     except OSError:
-        _take_back(name, config, store)
+        _revoke_unseen(name, config, store)
         raise
 
 
-def _end_open_access(*, is_asked: bool) -> None:
-    """Say what the first key changes for everybody else. `is_asked`: go on only where the terminal says yes."""
-    typer.echo("This is the first client key: from now on every call without a client key is refused (401).", err=True)
-    if is_asked and not typer.confirm("Make it?", err=True):
-        stop("No key was made.", Exit.FAILED)
+def _confirm_first_key(*, is_asked: bool) -> None:
+    """Print what the first key changes for all callers. `is_asked`: end the command unless the user confirms."""
+    typer.echo("This is the first client key: after it, every call without a client key is refused (401).", err=True)
+    if is_asked and not typer.confirm("Create it?", err=True):
+        stop("No key was created.", Exit.FAILED)
 
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
-    """The key's row in the list; None where there is one of that name."""
-    # What may fail comes first: once the key is kept it is to be shown.
+    """Store a key and return its row of the list, or None if the name is in use."""
+    # The balance is read first, because it can fail: a key that is stored must also be shown.
     (balance,) = await opened.balances([_claim(key)])
     return _row(key, balance) if await opened.add_key(key) else None
 
@@ -153,47 +156,47 @@ def _show(key: str, row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json({**row, "key": key})
     else:
-        told = "this key is shown once. It holds within seconds, in every running gateway."
-        typer.echo(f"{row['name']}: {told}", err=True)
+        notice = "this key is shown once. All running gateways accept it within seconds."
+        typer.echo(f"{row['name']}: {notice}", err=True)
         typer.echo(key)
     sys.stdout.flush()
 
 
-def _take_back(name: str, config: Path | None, store: str | None) -> None:
-    """Revoke a key that nobody has seen."""
-    said = "and is revoked again."
+def _revoke_unseen(name: str, config: Path | None, store: str | None) -> None:
+    """Revoke a key that could not be printed."""
+    outcome = "and is revoked again."
     try:
         with_store(config, store, lambda opened: opened.revoke_key(name))
-    except typer.Exit:  # the reason has been said
-        said = f"but stands in the store. Revoke it: gateway keys revoke {name}"
+    except typer.Exit:  # the reason has been printed
+        outcome = f"but is still in the store. Revoke it: gateway keys revoke {name}"
     with contextlib.suppress(OSError):
-        typer.echo(f"{name}: the key could not be shown, {said}", err=True)
+        typer.echo(f"{name}: the key could not be shown, {outcome}", err=True)
 
 
 @app.command(cls=Command)
 def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
-    settings = with_store_url(config, store)
+    """Revoke a key: within seconds its calls are refused. Its sessions and its usage stay."""
+    settings = load_settings(config, store)
     is_configured = any(key.name == name for key in settings.auth.keys)
     path = settings.store.sqlite_path
     has_store = settings.store.is_redis or (path is not None and path.exists())
-    # That there is no store is said only of a key that can stand nowhere else.
-    is_gone = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
-    if is_gone and as_json:
+    # A missing store is an error only for a key that the configuration does not have.
+    is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
+    if is_revoked and as_json:
         print_json({"name": name, "revoked": True})
-    elif is_gone:
+    elif is_revoked:
         typer.echo(f"revoked {name}", err=True)
     if is_configured:
-        also = "also " if is_gone else ""
+        also = "also " if is_revoked else ""
         stop(
-            f"{quoted(name)} {also}stands in auth.keys of the configuration: take it out there, and reload.",
+            f"{quoted(name)} is {also}a key in the configuration. Remove it from auth.keys and reload.",
             Exit.FAILED,
         )
-    if not is_gone:
-        stop(f"There is no key {quoted(name)} in the store{_like_key(name, config, store)}.", Exit.FAILED)
+    if not is_revoked:
+        stop(f"The store has no key {quoted(name)}{_suggest_key(name, config, store)}.", Exit.FAILED)
 
 
-def _like_key(name: str, config: Path | None, store: str | None) -> str:
+def _suggest_key(name: str, config: Path | None, store: str | None) -> str:
     """Return a suggestion to append to the error about an unknown key, or an empty text."""
     from gateway.config.complaints import did_you_mean
 
@@ -209,32 +212,35 @@ def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str 
     try:
         return limits_of(key_budget(given))
     except ConfigError as error:
-        stop("\n".join(_refused(problem, given) for problem in error.problems), Exit.USAGE)
+        stop("\n".join(_option_error(problem, given) for problem in error.problems), Exit.USAGE)
 
 
 def _amount(usd: str | None) -> Decimal | str | None:
-    """Return dollars as a number; a text that is none is left for the configuration's own complaint."""
+    """Return US dollars as a number. Another text is returned unchanged: the configuration reports the error."""
     with contextlib.suppress(ValueError):
         return number(usd) if usd is not None else None
     return usd
 
 
-def _refused(problem: str, given: Mapping[str, object]) -> str:
-    """A complaint about a key of `budget`, with the option that stands for it and what was typed."""
+def _option_error(problem: str, given: Mapping[str, object]) -> str:
+    """Return the configuration's error about a key of `budget` with the name and value of the option instead."""
     name, _, reason = problem.partition(": ")
     option = "--window" if name == "window" else f"--budget-{name}"
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-async def _balance(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Balance | None]:
-    """How the budgets of keys stand; None for one whose account cannot be read, which hides no other key's."""
+async def _balances(opened: Store, stored: Sequence[StoredKey]) -> Sequence[Balance | None]:
+    """Return the balances of client keys; None for a key whose account cannot be read.
+
+    An unreadable account does not hide the balances of other keys.
+    """
     from gateway.core.errors import StoreDamaged
 
     try:
-        return await opened.balances([_claim(key) for key in kept])
+        return await opened.balances([_claim(key) for key in stored])
     except StoreDamaged as fault:
-        if len(kept) > 1:
-            return [one for key in kept for one in await _balance(opened, [key])]
+        if len(stored) > 1:
+            return [balance for key in stored for balance in await _balances(opened, [key])]
         typer.echo(fault.message, err=True)
         return [None]
 
@@ -267,19 +273,19 @@ def _row(key: StoredKey, balance: Balance | None) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table."""
+    """Return a row of the table."""
 
-    def counted(value: int | None) -> str:
+    def number_or_empty(value: int | None) -> str:
         return f"{value:,}" if value is not None else ""
 
     return [
         row["name"],
         ", ".join(row["models"]) or "all",
-        counted(row["tokens"]),
+        number_or_empty(row["tokens"]),
         dollars(row["usd"]) if row["usd"] is not None else "",
-        counted(row["calls"]),
+        number_or_empty(row["calls"]),
         span(row["window_s"]) if row["window_s"] is not None else "",
-        counted(row["rpm"]),
+        number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
         moment(row["created_at"]),
     ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.core.stored import Sort
     from gateway.stores.damage import UnreadSessions
 
-#: a session as the API shows it
+#: a session as JSON, like in the API
 Row = dict[str, Any]
 
 
@@ -36,22 +36,23 @@ SortName = Annotated[
 
 
 def order(name: str) -> Sort:
-    """The order of that name, or the end of the command."""
+    """Return the order with this name, or end the command."""
     from gateway.core.errors import InvalidRequest
     from gateway.server.sessions import sort_of
 
     try:
         return sort_of(name)
     except InvalidRequest:
-        stop(f"--sort is one of {', '.join(_orders())}, not {quoted(name)}.", Exit.USAGE)
+        stop(f"--sort must be one of {', '.join(_orders())}, not {quoted(name)}.", Exit.USAGE)
 
 
 async def rows(
     store: Store, policy: BudgetPolicy, sort: Sort, limit: int, unread: UnreadSessions | None = None
 ) -> list[Row]:
-    """Return the first `limit` sessions of all as the API shows them, with the budget that the gateway serves.
+    """Return the first `limit` sessions as JSON like in the API, with the budgets of the running gateway.
 
-    `policy`: as configured, in case no gateway has noted one; `unread`: sessions that were named already.
+    `policy`: the configured budgets, used if no gateway has noted its own in the store. `unread`: damaged sessions that
+    were reported before.
     """
     from gateway.server.auth import Access
     from gateway.server.sessions import rows_of

@@ -13,19 +13,19 @@ from gateway.cli.numbers import count, dollars
 
 _COLUMNS = ("model", "provider", "window", "input", "output", "in/M", "out/M", "cached/M", "tokenizer", "from")
 _NUMBERS = ("window", "input", "output", "in/M", "out/M", "cached/M")
-#: what is said of a model that no table knows
-_OF_ANY_NAME = frozenset({"tokenizer"})
-#: columns that a narrow terminal has no room for, in this order
+#: fields that are known even of a model that is in no table
+_SOURCES_OF_UNKNOWN = frozenset({"tokenizer"})
+#: columns that a small terminal leaves out, in this order
 _FIRST_TO_GO = ("from", "input", "tokenizer", "cached/M", "provider", "output")
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Part of the model's name, or a shell pattern.")] = "",
+    pattern: Annotated[str, typer.Argument(help="Part of a model's name, or a shell pattern.")] = "",
     config: ConfigFile = None,
     limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 100_000), help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show limits, prices and tokenizer of models, and the file that each came from."""
+    """Show limits, prices and tokenizers of models, and the source of each."""
     from gateway.app.resources import add_counters, open_catalog, open_families
     from gateway.config.complaints import did_you_mean
     from gateway.config.policies import routes_of
@@ -37,34 +37,34 @@ def models(
     settings = load(config).settings
     with config_problems():
         counters = Counters()
-        add_counters(counters, settings)  # else it would show what nothing is counted with
+        add_counters(counters, settings)  # otherwise it would show tokenizers that the gateway does not use
         catalog, routes = open_catalog(settings, open_families(counters, settings)), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
     configured = {row.match for row in settings.models}
     if pattern and not is_pattern(pattern) and all(row["model"] != pattern for row in rows):
-        # The tables list no name of a route's own, and none that only its pattern takes.
+        # The tables contain neither names that only a route defines, nor names that only a pattern matches.
         with contextlib.suppress(UnknownModel):
             route = routes.resolve(pattern)
             if route.rule is not None and route.rule.match in configured:
                 rows.insert(0, model_json(pattern, route, catalog.facts(route)))
     if not rows and is_pattern(pattern):
-        stop(f"No model that is known has a name like {quoted(pattern)}.", Exit.FAILED)
+        stop(f"No known model matches {quoted(pattern)}.", Exit.FAILED)
     if not rows and pattern:
-        # A name with its provider, `groq/llama-…`, stands in no list, and may be known.
+        # A name with its provider, such as `groq/llama-…`, is in no table, but may be known.
         try:
             route = routes.resolve(pattern)
         except UnknownModel as fault:
             stop(fault.message, Exit.FAILED)
         rows = [model_json(pattern, route, catalog.facts(route))]
-        if rows[0]["sources"].keys() <= _OF_ANY_NAME:
+        if rows[0]["sources"].keys() <= _SOURCES_OF_UNKNOWN:
             alike = did_you_mean(pattern, [row["model"] for row in models_json(routes, catalog, "")])
-            stop(f"No model {quoted(pattern)} is known{alike}. Calls for it go to {route.provider}.", Exit.FAILED)
+            stop(f"Unknown model {quoted(pattern)}{alike}. Calls for it go to {route.provider}.", Exit.FAILED)
     if as_json:
         print_json(rows[:limit])
         return
     print_table(_COLUMNS, [_row(row) for row in rows[:limit]], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
     if len(rows) > limit:
-        typer.echo(f"and more; name a part of the model, or raise --limit {limit}", err=True)
+        typer.echo(f"Only the first {limit:,} are shown. Name a part of the model, or raise --limit.", err=True)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -79,10 +79,10 @@ def _row(row: dict[str, Any]) -> list[str]:
         _price(price.get("output")) or "?",
         _price(price.get("cache_read")),
         row["tokenizer"] or "",
-        ", ".join(dict.fromkeys(row["sources"].values())) or "nowhere",
+        ", ".join(dict.fromkeys(row["sources"].values())) or "unknown",
     ]
 
 
 def _price(usd: str | None) -> str:
-    """Dollars for a million tokens."""
+    """Return a price in US dollars per million tokens, or an empty text."""
     return dollars(usd) if usd else ""

@@ -1,4 +1,4 @@
-"""Read and write numbers as people do: `600,000`, `500k`, `$20`, `50 %`, `30d`. The dashboard writes them alike."""
+"""Read and write numbers for people: `600,000`, `500k`, `$20`, `50 %`, `30d`. The dashboard uses the same formats."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gateway.cli.common import quoted
 
 #: the factor of each letter that may follow a number
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-#: 20 digits are more than any limit has
+#: no limit has more than 20 digits
 _NUMBER: Final = re.compile(r"\$?([0-9]{1,3}(?:[,_][0-9]{3}){1,6}|[0-9]{1,20})(\.[0-9]{1,12})? ?([kmgKMG]?)")
 _SPANS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
-#: decimals of the smallest cost that a record has
+#: decimals of the smallest cost in a call record
 _MOST_DECIMALS: Final = 6
 
-#: a limit that is raised by a part of itself: `+50%`
+#: a relative change of a limit, such as `+50%`
 RAISE: Final = re.compile(r"\+ ?([0-9]{1,6}(?:\.[0-9]{1,3})?) ?%")
 
 
 def number(text: str) -> Decimal:
-    """Return the number that a text stands for, such as `600,000`, `1.5M` or `$20`.
+    """Return the number that a text means, such as `600,000`, `1.5M` or `$20`.
 
     Raises:
-        ValueError: it is none, or what its point means is not certain, as in `600.000`.
+        ValueError: it is not a number.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
@@ -37,47 +37,47 @@ def number(text: str) -> Decimal:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number that a text stands for, such as `600,000` or `1.5M`.
+    """Return the whole number that a text means, such as `600,000` or `1.5M`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a whole number, or the meaning of its point is uncertain, as in `600.000`.
     """
-    found = number(text)
-    # In many languages a point groups digits: 600.000 would be a thousandth of what was meant.
-    if found != found.to_integral_value() or ("." in text and text.strip()[-1:].isdigit()):
+    value = number(text)
+    # In many languages a point groups digits: 600.000 would be read as a thousandth of the intended number.
+    if value != value.to_integral_value() or ("." in text and text.strip()[-1:].isdigit()):
         raise ValueError("not a whole number; write it as 600,000, 600000 or 600k")
-    return int(found)
+    return int(value)
 
 
 def count(least: int, most: int = 2**53) -> Callable[[str | int], int]:
-    """Return the parser of an option that takes a whole number in a range."""
+    """Return the parser of an option whose value is a whole number in a range."""
 
-    def parsed(given: str | int) -> int:
+    def parse(given: str | int) -> int:
         try:
-            found = whole_number(str(given))
+            value = whole_number(str(given))
         except ValueError as error:
             raise typer.BadParameter(f"{quoted(str(given))} is {error}.") from None
-        if not least <= found <= most:
-            raise typer.BadParameter(f"{found:,} is not in the range {least:,} to {most:,}.")
-        return found
+        if not least <= value <= most:
+            raise typer.BadParameter(f"{value:,} is not in the range {least:,} to {most:,}.")
+        return value
 
-    return parsed
+    return parse
 
 
 def raised(limit: int | str, percent: Decimal, *, whole: bool) -> str:
-    """Return a limit that is so many percent higher. `whole`: it counts tokens or calls, which have no parts."""
-    found = Decimal(limit) * (100 + percent) / 100
-    return str(int(found)) if whole else f"{round(found, _MOST_DECIMALS):f}"
+    """Return a limit that is `percent` higher. `whole`: round down to a whole number, for tokens and calls."""
+    value = Decimal(limit) * (100 + percent) / 100
+    return str(int(value)) if whole else f"{round(value, _MOST_DECIMALS):f}"
 
 
 def dollars(amount: Decimal | str) -> str:
-    """Return US dollars to the last digit: `$20`, `$0.50`, `$0.0123`."""
+    """Return US dollars without rounding: `$20`, `$0.50`, `$0.0123`."""
     whole, _, rest = f"{Decimal(amount).normalize():,f}".partition(".")
     return f"${whole}.{rest:0<2}" if rest else f"${whole}"
 
 
 def cost(amount: Decimal | str | None) -> str:
-    """Return what was spent, rounded to cents from one dollar up and to three digits below; `?` if it is unknown."""
+    """Return a cost in US dollars, rounded to cents from one dollar and to three digits below; `?` if unknown."""
     if amount is None:
         return "?"
     value = Decimal(amount)
@@ -86,7 +86,7 @@ def cost(amount: Decimal | str | None) -> str:
 
 
 def share(fraction: float, decimals: int = 0) -> str:
-    """Return a part of one in percent: `50 %`."""
+    """Return a fraction in percent: `50 %`."""
     return f"{fraction * 100:,.{decimals}f} %"
 
 
@@ -96,7 +96,7 @@ def moment(time: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time in its largest unit and the next smaller one: `30d`, `1h 30m`."""
+    """Return a duration in its largest unit and the next smaller one: `30d`, `1h 30m`."""
     rest, parts = round(seconds), list[tuple[int, str]]()
     for size, unit in _SPANS:
         parts.append((rest // size, unit))

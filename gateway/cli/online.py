@@ -16,21 +16,27 @@ from gateway.stores.journal import Journal
 
 
 def probe(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """(line, whether it is a problem) for the store, its journal, and the providers that can be asked."""
+    """Yield (line, is_problem) for the store, its journal, and the providers that can be asked."""
     yield from asyncio.run(_probe(settings))
 
 
 async def _probe(settings: Settings) -> list[tuple[str, bool]]:
-    answers = [_ask(provider_of(name, settings.providers[name]), settings) for name in _asked(settings)]
-    store = await _open(settings)
-    journal = [] if store[1] else [*_journal(settings)]  # which may be beside the store, and fail for its reason
-    return [store, *journal, *await asyncio.gather(*answers)]
+    checks = [
+        _check_provider(provider_of(name, settings.providers[name]), settings) for name in _providers_to_ask(settings)
+    ]
+    store = await _check_store(settings)
+    # The journal may be next to the store, and then fails for the same reason.
+    journal = [] if store[1] else [*_journal_problems(settings)]
+    return [store, *journal, *await asyncio.gather(*checks)]
 
 
-def _asked(settings: Settings) -> list[str]:
-    """The providers whose key is held, the default one, and of those that take no key the ones that are spoken for.
+def _providers_to_ask(settings: Settings) -> list[str]:
+    """Return the names of the providers to ask.
 
-    Those that are built in for this machine are not, unless the configuration names them: most run nowhere.
+    - providers for which the gateway has a key
+    - the default provider
+    - providers without authentication that the configuration names: the others are built in for this machine, and most
+      of them do not run
     """
     named = named_providers(settings)
     return [
@@ -40,7 +46,7 @@ def _asked(settings: Settings) -> list[str]:
     ]
 
 
-async def _open(settings: Settings) -> tuple[str, bool]:
+async def _check_store(settings: Settings) -> tuple[str, bool]:
     try:
         store = open_store(settings)
         try:
@@ -49,21 +55,21 @@ async def _open(settings: Settings) -> tuple[str, bool]:
             await store.aclose()
     except StoreUnavailable as fault:
         return f"store.url: {fault.message}", True
-    return f"store.url: {settings.store.shown_url} can be written", False
+    return f"store.url: {settings.store.shown_url} is writable", False
 
 
-def _journal(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """What speaks against the journal."""
+def _journal_problems(settings: Settings) -> Iterator[tuple[str, bool]]:
+    """Yield the problem of the journal, if it has one."""
     folder = settings.store.journal_path
     obstacle = Journal(folder).obstacle() if folder is not None else None
     if obstacle is not None:
         yield f"store.journal: {obstacle}", True
 
 
-async def _ask(provider: ProviderAddress, settings: Settings) -> tuple[str, bool]:
+async def _check_provider(provider: ProviderAddress, settings: Settings) -> tuple[str, bool]:
     path = f"providers.{provider.name}"
     if settings.providers[provider.name].adapter == "litellm":
-        return f"{path}: not asked; models cannot be listed through litellm", False
+        return f"{path}: not asked, because litellm cannot list models", False
     try:
         upstream = upstream_of(provider.name, settings.providers[provider.name])
     except ConfigError as error:
@@ -76,9 +82,9 @@ async def _ask(provider: ProviderAddress, settings: Settings) -> tuple[str, bool
         await upstream.aclose()
     url = provider.url("models", "")
     if status in (401, 403):
-        held = bool(provider.key)
-        reason = "refuses its key" if held else "is reached; it wants a key, which callers bring"
-        return f"{path}.key: {url} {reason} ({status})", held
+        has_key = bool(provider.key)
+        reason = "refuses the key" if has_key else "can be reached and requires a key, which callers must send"
+        return f"{path}.key: {url} {reason} ({status})", has_key
     return f"{path}: {url} answered {status}", status >= 500  # noqa: PLR2004
 
 

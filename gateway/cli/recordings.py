@@ -17,36 +17,36 @@ import typer
 from gateway.cli.common import Exit, printable, quoted, stop
 from gateway.cli.numbers import share
 
-#: lines that are complained about one by one
-_COMPLAINTS = 5
-#: characters of a session's name in a table
+#: number of invalid lines that are reported
+_MOST_COMPLAINTS = 5
+#: most characters of a session's name in a table
 LONGEST_NAME = 40
-#: how the name of a plot ends
-_PLOTS: Final = (".png", ".svg", ".pdf")
+#: file name extensions of plots
+_PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
 class Complaints:
-    """Says what is wrong with lines; of many only with the first ones."""
+    """Report invalid lines, but only the first ones."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._count = 0
 
     def of(self, name: str) -> Callable[[int, str], None]:
-        """Complain about lines of this file."""
+        """Return a function that reports a line of this file by its number and what is wrong."""
         file = "stdin" if name == "-" else name
 
-        def told(line: int, what: str) -> None:
-            self._told += 1
-            if self._told <= _COMPLAINTS:
-                typer.echo(printable(f"{file}, line {line}: {what}"), err=True)
-            elif self._told == _COMPLAINTS + 1:
-                typer.echo("and more such lines", err=True)
+        def report(line: int, problem: str) -> None:
+            self._count += 1
+            if self._count <= _MOST_COMPLAINTS:
+                typer.echo(printable(f"{file}, line {line}: {problem}"), err=True)
+            elif self._count == _MOST_COMPLAINTS + 1:
+                typer.echo("Further lines with problems are not reported.", err=True)
 
-        return told
+        return report
 
 
 def lines_of(name: str) -> Iterator[bytes]:
-    """The lines of a file. One that cannot be read to its end ends the command: half of a recording misleads."""
+    """Yield the lines of a file. End the command if it cannot be read completely: half of a recording misleads."""
     if name == "-":
         yield from sys.stdin.buffer
         return
@@ -58,13 +58,13 @@ def lines_of(name: str) -> Iterator[bytes]:
 
 
 def share_of(part: int, whole: int) -> str:
-    """Return a part in percent of the whole; empty where the whole is 0."""
+    """Return a part in percent of the whole, or an empty text if the whole is 0."""
     return share(part / whole) if whole else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What is drawn of each request, in their order: input tokens, None where there is nothing to draw."""
+class PlotLines:
+    """The lines of a plot: input tokens of each request, in order; None leaves a gap."""
 
     original: Sequence[int | None]
     sent: Sequence[int | None]
@@ -73,26 +73,26 @@ class Drawn:
 
 
 def check_plot(path: Path | None) -> None:
-    """End the command where nothing could be drawn there, before it does its work."""
+    """End the command if the plot could not be written to this path. Called before the work starts."""
     if path is None:
         return
-    if path.suffix.lower() not in _PLOTS:
-        # matplotlib would add an ending of its own, and write over a file that nobody named.
+    if path.suffix.lower() not in _PLOT_FORMATS:
+        # matplotlib would append its own extension, and overwrite a file that the user did not name.
         stop(f"--plot {quoted(str(path))}: the name must end with .png, .svg or .pdf.", Exit.USAGE)
-    reason = _why_not(path)
+    reason = _plot_obstacle(path)
     if reason is not None:
-        stop(f"--plot {quoted(str(path))} cannot be drawn: {reason}.", Exit.FAILED)
+        stop(f"--plot {quoted(str(path))} cannot be written: {reason}.", Exit.FAILED)
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         stop("--plot needs matplotlib: pip install matplotlib", Exit.FAILED)
 
 
-def _why_not(path: Path) -> str | None:
+def _plot_obstacle(path: Path) -> str | None:
     try:
         if not path.parent.is_dir():
-            return "there is no such folder"
-        # Of a path that cannot be looked at, `is_dir` says no from Python 3.14 on.
+            return "the folder does not exist"
+        # From Python 3.14, `is_dir` returns False for a path without permission. `stat` raises the error.
         return "it is a folder" if stat.S_ISDIR(path.stat().st_mode) else None
     except FileNotFoundError:
         return None
@@ -100,25 +100,25 @@ def _why_not(path: Path) -> str | None:
         return error.strerror
 
 
-def draw(path: Path, drawn: Drawn) -> None:
-    """Draw tokens over the requests, or end the command. `path` has passed `check_plot`."""
+def draw(path: Path, lines: PlotLines) -> None:
+    """Draw the tokens of each request into a file, or end the command. `path` has passed `check_plot`."""
     from matplotlib.figure import Figure
 
-    def heights(values: Sequence[int | None]) -> list[float]:
+    def with_gaps(values: Sequence[int | None]) -> list[float]:
         return [math.nan if value is None else value for value in values]
 
-    numbers = range(1, len(drawn.original) + 1)
+    numbers = range(1, len(lines.original) + 1)
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.add_subplot(title="Input tokens of each request", xlabel="request", ylabel="tokens")
-    axes.plot(numbers, heights(drawn.original), label="as it came")
-    axes.plot(numbers, heights(drawn.sent), label="as sent")
-    axes.plot(numbers, heights(drawn.cached), label="of it cached")
-    axes.plot(numbers, heights(drawn.budget), label="context budget", linestyle=":", color="gray")
-    axes.set_ylim(bottom=0, top=1.1 * max((value for value in drawn.original if value is not None), default=1))
+    axes.plot(numbers, with_gaps(lines.original), label="received")
+    axes.plot(numbers, with_gaps(lines.sent), label="sent")
+    axes.plot(numbers, with_gaps(lines.cached), label="cached")
+    axes.plot(numbers, with_gaps(lines.budget), label="context budget", linestyle=":", color="gray")
+    axes.set_ylim(bottom=0, top=1.1 * max((value for value in lines.original if value is not None), default=1))
     axes.legend()
     axes.grid(alpha=0.3)
     try:
         figure.savefig(path, format=path.suffix[1:].lower())
     except (OSError, ValueError) as error:
-        stop(f"{path} cannot be drawn: {error}", Exit.FAILED)
-    typer.echo(f"drawn: {path}", err=True)
+        stop(f"{path} cannot be written: {error}", Exit.FAILED)
+    typer.echo(f"wrote {path}", err=True)

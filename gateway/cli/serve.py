@@ -20,9 +20,9 @@ from gateway.cli.numbers import count, dollars
 if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
 
-#: the built-in provider takes any model name, at the price of a small model where none is configured
-_MOCK_FACTS = {"price": {"input": 0.15, "output": 0.60, "cache_read": 0.075}}
-#: shown although not configured: what most people look for
+#: prices at the built-in provider, which accepts every model name, for models without a configured price
+_MOCK_PRICES = {"price": {"input": 0.15, "output": 0.60, "cache_read": 0.075}}
+#: providers that the banner shows even if they are not configured, because most users look for them
 _ALWAYS_SHOWN = ("openai", "anthropic")
 
 
@@ -36,30 +36,32 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
         str | None,
         typer.Option(
             metavar="URL",
-            help="One OpenAI-compatible provider, for every model, in place of all that are configured; what models: "
-            "says else of a model stays. Its name is upstream: GATEWAY_PROVIDERS_UPSTREAM_KEY gives it a key.",
+            help="One OpenAI-compatible provider for every model, instead of the configured ones; other settings of "
+            "models: stay. Its name is upstream: GATEWAY_PROVIDERS_UPSTREAM_KEY is its key.",
         ),
     ] = None,
     mock: Annotated[
         bool,
         typer.Option(
             "--mock",
-            help="The built-in provider in the same way: to try a configuration without a key. Its sessions are kept "
-            "in a store of their own, which other commands find with --store mock.",
+            help="The built-in provider for every model, to try a configuration without a key. It has its own store, "
+            "which other commands read with --store mock.",
         ),
     ] = False,
-    store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="URL of the store for sessions (store.url).")] = None,
     context: Annotated[
-        int | None, typer.Option(metavar="N", parser=count(1), help="Input tokens of a call (context.budget).")
+        int | None, typer.Option(metavar="N", parser=count(1), help="Most input tokens of a call (context.budget).")
     ] = None,
     budget: Annotated[
-        int | None, typer.Option(metavar="N", parser=count(0), help="Tokens of a session (budget.tokens).")
+        int | None, typer.Option(metavar="N", parser=count(0), help="Budget of each session in tokens (budget.tokens).")
     ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes (server.workers).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of worker processes (server.workers).")
+    ] = None,
 ) -> None:
     """Run the gateway."""
     if mock and upstream:
-        stop("--mock and --upstream name two providers for every model; give one of them.", Exit.USAGE)
+        stop("--mock and --upstream both replace all providers. Use one of them.", Exit.USAGE)
     flags: dict[str, object] = {
         dotted: value
         for dotted, value in (
@@ -78,9 +80,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
 
             provider = MockProvider(windows=MODEL_WINDOWS, claude=CLAUDE_RULES, strict=STRICT_MODELS)
             server = stack.enter_context(MockServer(provider))
-            flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
+            flags |= only_provider("mock", server.url, _MOCK_PRICES, auth="none")
             if store is None:
-                # What a trial spends and sets must not count among real sessions.
+                # The usage and settings of a trial must not appear among real sessions.
                 flags["store.url"] = load(config, flags).settings.store.mock_url
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
@@ -90,7 +92,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
 def only_provider(
     name: str, url: str, facts: Mapping[str, object] | None = None, **settings: object
 ) -> dict[str, object]:
-    """Flags that send every model to one provider. `facts`: of models of which the configuration does not say them."""
+    """Return flags that send every model to one provider. `facts`: limits and prices that are not configured."""
     return {"only_provider": {"name": name, "block": {"base_url": url, **settings}, "facts": facts or {}}}
 
 
@@ -114,7 +116,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     try:
         listener = serving.bind(server.host, server.port, write_timeout_s=server.write_timeout_s)
     except (OSError, UnicodeError) as error:
-        stop(f"Cannot listen on {quoted(server.host)} port {server.port}: {_unbound(error)}.", Exit.FAILED)
+        stop(f"Cannot listen on {quoted(server.host)} port {server.port}: {_bind_problem(error)}.", Exit.FAILED)
     options = serving.make_config(
         "gateway.app.worker:app_from_environment",
         factory=True,
@@ -125,26 +127,26 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         grace_s=server.shutdown_grace_s,
     )
     if server.workers > 1:
-        _try_store(settings)
+        _open_store_once(settings)
     port = listener.getsockname()[1]
     with _shared_metrics(settings):
-        is_done = serving.run(options, listener, lambda: _say(banner(loaded, port)))
+        is_done = serving.run(options, listener, lambda: _print_stderr(banner(loaded, port)))
     if not is_done:
         raise typer.Exit(Exit.FAILED)
 
 
-def _unbound(error: OSError | UnicodeError) -> str:
-    """Why nothing can be bound there, and what helps. Python repeats the address in words of its own."""
+def _bind_problem(error: OSError | UnicodeError) -> str:
+    """Return why the address cannot be bound, and what to do. Python's own text would repeat the address."""
     number = error.errno if isinstance(error, OSError) else None
-    if not number or number < 0:  # it never came to binding: nobody knows such a name
-        return "that is no address, and no name of one. Choose another with --host"
+    if not number or number < 0:  # the name was not resolved, so nothing was bound
+        return "it is neither an address nor a known host name. Choose another with --host"
     option = "--host" if number == errno.EADDRNOTAVAIL else "--port"
     return f"{os.strerror(number)}. Choose another with {option}"
 
 
 @contextlib.contextmanager
 def _shared_metrics(settings: Settings) -> Iterator[None]:
-    """A folder in which several workers keep their figures for each other."""
+    """Provide a folder in which several workers share their metrics."""
     from gateway import config
     from gateway.telemetry.metrics.folders import shared_folder
 
@@ -157,8 +159,11 @@ def _shared_metrics(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _try_store(settings: Settings) -> None:
-    """Open the store once before workers are started: what is wrong is said once, an old file is upgraded by one."""
+def _open_store_once(settings: Settings) -> None:
+    """Open the store once before the workers start.
+
+    A problem is then reported once, and one process upgrades an old file.
+    """
     from gateway.app.resources import open_store
     from gateway.core.errors import StoreUnavailable
 
@@ -171,14 +176,14 @@ def _try_store(settings: Settings) -> None:
         stop(f"store.url: {fault.message}", Exit.FAILED)
 
 
-def _say(text: str) -> None:
-    """On stderr. Calls are taken also where that goes to a full disk."""
+def _print_stderr(text: str) -> None:
+    """Print to stderr. An error is ignored: a full disk must not stop the gateway."""
     with contextlib.suppress(OSError):
         typer.echo(text, err=True)
 
 
 def banner(loaded: Loaded, port: int) -> str:
-    """What `serve` says when it takes calls."""
+    """Return the text that `serve` prints when it accepts calls."""
     from gateway import __version__
 
     settings = loaded.settings
@@ -188,12 +193,12 @@ def banner(loaded: Loaded, port: int) -> str:
     if network is not None:
         lines.append(f"  network   {network}")
     shown_providers = _shown_providers(loaded)
-    names = max((len(name) for name, _, _ in shown_providers), default=0)
-    places = [_place(name, row) for name, row, _ in shown_providers]
-    urls = max(map(len, places), default=0)
+    name_width = max((len(name) for name, _, _ in shown_providers), default=0)
+    addresses = [_address(name, row) for name, row, _ in shown_providers]
+    address_width = max(map(len, addresses), default=0)
     lines += [
-        f"  provider  {name:<{names}}  {place:<{urls}}  key: {key}"
-        for (name, _, key), place in zip(shown_providers, places, strict=True)
+        f"  provider  {name:<{name_width}}  {address:<{address_width}}  key: {key}"
+        for (name, _, key), address in zip(shown_providers, addresses, strict=True)
     ]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
     lines += [f"  store     {_store(settings)}", f"  budget    {_budget(settings)}", f"  config    {origin}"]
@@ -213,14 +218,14 @@ def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
         routed |= set(_ALWAYS_SHOWN)
     shown = []
     for name, row in settings.providers.items():
-        held = loaded.key_sources.get(name) if row.key.get_secret_value() else None
-        if name in routed or (held and settings.built_in_providers):
+        key_source = loaded.key_sources.get(name) if row.key.get_secret_value() else None
+        if name in routed or (key_source and settings.built_in_providers):
             fallback = "none needed" if row.auth == "none" else "caller's own"
-            shown.append((name, row, held or fallback))
+            shown.append((name, row, key_source or fallback))
     return shown
 
 
-def _place(name: str, row: Any) -> str:
+def _address(name: str, row: Any) -> str:
     return f"litellm: {row.litellm or name} {row.base_url}".rstrip() if row.adapter == "litellm" else row.base_url
 
 
@@ -229,12 +234,12 @@ def _budget(settings: Settings) -> str:
     limits = [f"{row.tokens:,} tokens"] if row.tokens is not None else []
     limits += [dollars(row.usd)] if row.usd is not None else []
     limits += [f"{row.calls:,} calls"] if row.calls is not None else []
-    said = " or ".join(limits) + (f" per {row.window}" if row.window else "")
-    return f"{said}, for each session" if limits else "none"
+    text = " or ".join(limits) + (f" per {row.window}" if row.window else "")
+    return f"{text} for each session" if limits else "none"
 
 
 def _store(settings: Settings) -> str:
     if settings.store.is_redis:
         return settings.store.shown_url
     path = settings.store.sqlite_path
-    return f"sqlite {path}" if path else "memory (gone with the process)"
+    return f"sqlite {path}" if path else "memory (lost when the process ends)"

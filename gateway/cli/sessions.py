@@ -18,12 +18,12 @@ from gateway.cli.common import (
     Group,
     config_problems,
     load,
-    options_follow,
+    load_settings,
     print_json,
     print_table,
     quoted,
+    refuse_early_options,
     stop,
-    with_store_url,
 )
 from gateway.cli.listed import Row, SortName, order, rows
 from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, raised, share, span, whole_number
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
-#: columns of the list, and of a session's calls, that a narrow terminal has no room for, in this order
-_LISTED_LAST = ("usage", "input", "output", "last call", "calls")
-_CALLS_LAST = ("usage", "outcome", "tools", "ms")
-#: sessions among which one is looked for whose name is like another one
+#: columns of the list, and of a session's calls, that a small terminal leaves out, in this order
+_LIST_FIRST_TO_GO = ("usage", "input", "output", "last call", "calls")
+_CALLS_FIRST_TO_GO = ("usage", "outcome", "tools", "ms")
+#: newest sessions that are searched for a name similar to an unknown one
 _SEARCHED = 1_000
-#: parts of a session that are not among its facts: most of them have a table of their own
+#: fields of a session that are not printed as single lines: most of them have a table
 _IN_TABLES = ("recent_tools", "tools", "steps", "last_calls", "parent", "parents", "declared_budget")
 
 app = typer.Typer(cls=Group, help="List, show, reset or delete sessions.", invoke_without_command=True)
 
-SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="Session id; KEY/ID for a session of a client key.")]
 Limit = Annotated[int, typer.Option(metavar="N", parser=count(1, 10_000), help="Maximum number of sessions.")]
 StoreUrl = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="URL|mock", help="Instead of store.url; mock selects the store of gateway serve --mock."
+        "--store", metavar="URL|mock", help="Store to use instead of store.url; mock: the one of gateway serve --mock."
     ),
 ]
 
@@ -67,8 +67,8 @@ def sessions(  # noqa: PLR0917  # typer calls it by name
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List the sessions where no other command is named."""
-    options_follow(context)
+    """List the sessions if no other command is named."""
+    refuse_early_options(context)
     if context.invoked_subcommand is None:
         show_list(config, store, sort, limit, as_json=as_json)
 
@@ -91,7 +91,7 @@ def show_list(
         return
     columns = ("session", "calls", "input", "output", "total", "budget left", "cost", "usage", "last call")
     numbers = ("calls", "input", "output", "total", "budget left", "cost", "last call")
-    print_table(columns, [_row(row) for row in found], right=numbers, first_to_go=_LISTED_LAST)
+    print_table(columns, [_row(row) for row in found], right=numbers, first_to_go=_LIST_FIRST_TO_GO)
 
 
 @app.command(cls=Command)
@@ -103,15 +103,15 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     from gateway.server.shown import call_json
     from gateway.stores.running_budget import with_running_budget
 
-    key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
+    key, admin, settings = _key(session), Access(None, admin=True), load(config).settings
     policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
-        details = await details_json(opened, key, everything, await with_running_budget(opened, policy), agents)
+        details = await details_json(opened, key, admin, await with_running_budget(opened, policy), agents)
         if details is None:
             return None
         records = await opened.calls(key, LAST_CALLS)
-        return {**details, "last_calls": [call_json(record, everything) for record in records]}
+        return {**details, "last_calls": [call_json(record, admin) for record in records]}
 
     found = with_store(config, store, read)
     if found is None:
@@ -123,21 +123,24 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     typer.echo()
     if found["tools"]:
         numbers = ("calls", "results in context", "tokens")
-        print_table(("tool", *numbers), [_tool_row(*one) for one in found["tools"].items()], right=numbers)
+        print_table(("tool", *numbers), [_tool_row(*tool) for tool in found["tools"].items()], right=numbers)
         typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     calls = [_call_row(row) for row in found["last_calls"]]
-    print_table(columns, calls, right=("started", "input", "output", "ms"), first_to_go=_CALLS_LAST)
+    print_table(columns, calls, right=("started", "input", "output", "ms"), first_to_go=_CALLS_FIRST_TO_GO)
     error = found["last_calls"][0]["error"] if found["last_calls"] else None
     if error is not None:
-        typer.echo(f"\nThe last call was answered with: {error['message']}")
+        typer.echo(f"\nThe last call failed: {error['message']}")
 
 
 @app.command(cls=Command)
 def budget(  # noqa: PLR0917  # typer calls it by name
     session: SessionId,
     tokens: Annotated[
-        str | None, typer.Argument(metavar="N|+N%|none|default", help="Tokens: 600,000, 500k, or +50% for half more.")
+        str | None,
+        typer.Argument(
+            metavar="N|+N%|none|default", help="Tokens, such as 600,000 or 500k; +50% raises the limit by half."
+        ),
     ] = None,
     usd: Annotated[str | None, typer.Option(metavar="N|+N%|none", help="US dollars.")] = None,
     calls: Annotated[str | None, typer.Option(metavar="N|+N%|none", help="Calls.")] = None,
@@ -145,13 +148,13 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Raise, lower or lift (none) one session's budget, or let the configured one hold again (default).
+    """Change or remove (none) one session's budget, or restore the configured one (default).
 
-    It holds from the session's next call on, without a restart.
+    The change applies to the session's next call, without a restart.
     """
     named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
     if not named or ("default" in named.values() and len(named) > 1):
-        stop("Name a number of tokens, none or default; or --usd, or --calls.", Exit.USAGE)
+        stop("Name a number of tokens, none or default; or use --usd or --calls.", Exit.USAGE)
     key, settings = _key(session), load(config).settings
 
     is_raise = any(map(RAISE.fullmatch, named.values()))
@@ -165,14 +168,14 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     now = with_store(config, store, change)
     remark = ""
     if "calls" not in now:
-        alike = with_store(config, store, lambda opened: like_session(opened, session))
-        remark = f"; it has made no call yet in {_place(config, store)}{alike}"
-    _tell(now, f"{session}: {_budget_said(now['budget'])}{remark}", as_json=as_json)
+        alike = with_store(config, store, lambda opened: suggest_session(opened, session))
+        remark = f"; it has no call yet in {_store_text(config, store)}{alike}"
+    _print_change(now, f"{session}: {_budget_text(now['budget'])}{remark}", as_json=as_json)
 
 
 @app.command(cls=Command)
 def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Set a session's totals to zero; its call records stay."""
+    """Set a session's totals to zero. Its call records stay."""
     from gateway.server.sessions import reset_session
 
     key, settings = _key(session), load(config).settings
@@ -183,23 +186,23 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
     now = with_store(config, store, change)
     if now is None:
         _no_session(session, config, store)
-    _tell(now, f"reset {session}", as_json=as_json)
+    _print_change(now, f"reset {session}", as_json=as_json)
 
 
 @app.command(cls=Command)
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Forget a session and its call records."""
+    """Delete a session and its call records."""
     from gateway.server.auth import Access
     from gateway.server.sessions import delete_session, deleted_json
 
     key = _key(session)
     if not with_store(config, store, lambda opened: delete_session(opened, key)):
         _no_session(session, config, store)
-    _tell(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
+    _print_change(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
 
 
 async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[str, Any]:
-    """A session after a change, as the API shows it to an administrator."""
+    """Return a session after a change, as JSON like in the API for an administrator."""
     from gateway.config.policies import agents_of, budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import changed_json
@@ -210,7 +213,7 @@ async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[s
 
 
 def _limits(named: Mapping[str, str], budget: Mapping[str, Any] | None) -> Mapping[Dimension, int | None] | None:
-    """Return the limits to set, from what was typed, or end the command. `budget`: the one in force."""
+    """Return the limits to set, from the options as typed, or end the command. `budget`: the one in force."""
     from gateway.core.errors import InvalidRequest
     from gateway.server.sessions import decided_limits
 
@@ -219,7 +222,7 @@ def _limits(named: Mapping[str, str], budget: Mapping[str, Any] | None) -> Mappi
             return decided_limits("default")
         return decided_limits({name: _limit(named, name, (budget or {}).get(name)) for name in named})
     except InvalidRequest as fault:
-        stop(_refused(fault, named), Exit.USAGE)
+        stop(_option_error(fault, named), Exit.USAGE)
 
 
 def _limit(named: Mapping[str, str], name: str, now: int | str | None) -> str | None:
@@ -232,28 +235,28 @@ def _limit(named: Mapping[str, str], name: str, now: int | str | None) -> str | 
         try:
             return str(number(text) if name == "usd" else whole_number(text))
         except ValueError as error:
-            stop(f"{_typed(named, name)}: {error}, or none for no limit.", Exit.USAGE)
+            stop(f"{_option_text(named, name)}: {error}; none removes the limit.", Exit.USAGE)
     if now is None:
-        stop(f"{_typed(named, name)}: there is no limit to raise; name a number.", Exit.USAGE)
+        stop(f"{_option_text(named, name)}: there is no limit to raise. Name a number.", Exit.USAGE)
     return raised(now, Decimal(match[1]), whole=name != "usd")
 
 
-def _typed(named: Mapping[str, str], name: str) -> str:
+def _option_text(named: Mapping[str, str], name: str) -> str:
     """Return an option with its value, as it was typed."""
     return f"{'' if name == 'tokens' else '--'}{name} {quoted(named.get(name, ''))}"
 
 
-def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:
-    """The API's words about a limit, with what was typed; no limit is `null` there and `none` here."""
+def _option_error(fault: InvalidRequest, named: Mapping[str, str]) -> str:
+    """Return the API's error about a limit, with the option as typed; `null` in the API is `none` here."""
     name = (fault.param or "").rpartition(".")[2]
-    return f"{_typed(named, name)}: {fault.message.replace('null', 'none')}"
+    return f"{_option_text(named, name)}: {fault.message.replace('null', 'none')}"
 
 
-def _tell(now: dict[str, Any], said: str, *, as_json: bool) -> None:
+def _print_change(now: dict[str, Any], sentence: str, *, as_json: bool) -> None:
     if as_json:
         print_json(now)
     else:
-        typer.echo(said, err=True)
+        typer.echo(sentence, err=True)
 
 
 def _key(text: str) -> SessionKey:
@@ -262,24 +265,24 @@ def _key(text: str) -> SessionKey:
 
     key = SessionKey.parse(text)
     if key is None:
-        stop(f"{quoted(text)} is no session id, which is {ID_FORM}. That of a client key is KEY/ID.", Exit.USAGE)
+        stop(f"{quoted(text)} is not a session id. An id is {ID_FORM}; KEY/ID for a client key.", Exit.USAGE)
     return key
 
 
 def with_store(file: Path | None, url: str | None, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
-    """What `work` gives, done on the configured store; `make`: where there is none yet, it is made."""
+    """Run `work` with the configured store and return its result. `make`: create the store if it does not exist."""
     from gateway.app.resources import open_store
     from gateway.core.errors import StoreUnavailable
 
-    settings = with_store_url(file, url)
+    settings = load_settings(file, url)
     path = settings.store.sqlite_path
     if path is None and not settings.store.is_redis:
         stop(
-            "store.url is memory://: only the running gateway knows its sessions. Ask it: GET /api/sessions",
+            "store.url is memory://, so only the running gateway knows its sessions. Use GET /api/sessions",
             Exit.FAILED,
         )
     if path is not None and not make and not path.exists():
-        stop(f"There is no store at {path} yet; the first call makes it{_mock_said(settings, url)}.", Exit.FAILED)
+        stop(f"The store {path} does not exist yet; the first call creates it{_mock_hint(settings, url)}.", Exit.FAILED)
 
     async def run() -> T:
         store = open_store(settings)
@@ -296,15 +299,15 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
 
 
 def _no_session(session: str, config: Path | None, store: str | None) -> NoReturn:
-    """End the command, with the name of a session that may have been meant."""
-    alike = with_store(config, store, lambda opened: like_session(opened, session))
-    stop(f"There is no session {quoted(session)} in {_place(config, store)}{alike}.", Exit.FAILED)
+    """End the command because the session is unknown, and suggest a similar name."""
+    alike = with_store(config, store, lambda opened: suggest_session(opened, session))
+    stop(f"There is no session {quoted(session)} in {_store_text(config, store)}{alike}.", Exit.FAILED)
 
 
-async def like_session(opened: Store, name: str) -> str:
-    """Return a suggestion, from the newest sessions, to append to the error about an unknown one, or an empty text.
+async def suggest_session(opened: Store, name: str) -> str:
+    """Return a suggestion to append to the error about an unknown session, or an empty text.
 
-    That is the session of a client key with the same id, else the one whose name is most alike.
+    It is one of the newest sessions: one of a client key with the same id, else the one with the most similar name.
     """
     from gateway.config.complaints import did_you_mean
 
@@ -314,16 +317,16 @@ async def like_session(opened: Store, name: str) -> str:
     return f" (did you mean {same_id[0]}?)" if same_id else did_you_mean(name, names)
 
 
-def _place(file: Path | None, url: str | None) -> str:
-    """The store that was looked into: a running gateway may have been started on another, as `serve --mock` is."""
-    settings = with_store_url(file, url)
-    return settings.store.shown_url + _mock_said(settings, url)
+def _store_text(file: Path | None, url: str | None) -> str:
+    """Return the URL of the store, and a hint at the one of `serve --mock`: a running gateway may use another store."""
+    settings = load_settings(file, url)
+    return settings.store.shown_url + _mock_hint(settings, url)
 
 
-def _mock_said(settings: Settings, url: str | None) -> str:
-    """Return how to look into the store of `serve --mock`, where there is one and no store was named."""
+def _mock_hint(settings: Settings, url: str | None) -> str:
+    """Return a hint at the store of `serve --mock`, if it exists and `--store` was not used, or an empty text."""
     has_mock = url is None and Path(settings.store.mock_url.removeprefix("sqlite://")).exists()
-    return " (that of serve --mock: --store mock)" if has_mock else ""
+    return " (for the store of serve --mock: --store mock)" if has_mock else ""
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -340,30 +343,30 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         else:
             yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
     for parent in found["parents"]:
-        yield f"parent {parent['id']}", _budget_said(parent["budget"])
+        yield f"parent {parent['id']}", _budget_text(parent["budget"])
     if found["declared_budget"] is not None:
-        yield "declared by its last call", ", ".join(_limits_said(found["declared_budget"]))
+        yield "declared by its last call", ", ".join(_limit_texts(found["declared_budget"]))
 
 
-def _budget_said(budget: dict[str, Any] | None) -> str:
+def _budget_text(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return "no budget"
-    return f"{', '.join(_limits_said(budget))} ({share(budget['used_fraction'])} used)"
+    return f"{', '.join(_limit_texts(budget))} ({share(budget['used_fraction'])} used)"
 
 
-def _limits_said(limits: dict[str, Any]) -> list[str]:
-    return [dollars(limits[unit]) if unit == "usd" else f"{limits[unit]:,} {unit}" for unit in _limited(limits)]
+def _limit_texts(limits: dict[str, Any]) -> list[str]:
+    return [dollars(limits[unit]) if unit == "usd" else f"{limits[unit]:,} {unit}" for unit in _limited_units(limits)]
 
 
-def _limited(budget: dict[str, Any]) -> list[str]:
+def _limited_units(budget: dict[str, Any]) -> list[str]:
     return [unit for unit in _UNITS if budget[unit] is not None]
 
 
 def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for unit in _limited(budget):
+    for unit in _limited_units(budget):
         used, limit = budget["used"][unit], budget[unit]
-        said = f"{cost(used)} of {dollars(limit)}" if unit == "usd" else f"{used:,} of {limit:,}"
-        yield f"budget {unit}", f"{said} used"
+        text = f"{cost(used)} of {dollars(limit)}" if unit == "usd" else f"{used:,} of {limit:,}"
+        yield f"budget {unit}", f"{text} used"
     yield "budget held", f"{budget['held']:,}"
     yield "budget used", share(budget["used_fraction"], 1)
     if budget["resets_in_s"] is not None:
@@ -378,14 +381,14 @@ def _row(row: Row) -> list[str]:
         f"{usage['input_tokens']:,}",
         f"{usage['output_tokens']:,}",
         f"{usage['total_tokens']:,}",
-        _left(row["budget"]),
+        _remaining(row["budget"]),
         cost(row["cost_usd"]),
         row["usage_source"],
         moment(row["last_call_at"]),
     ]
 
 
-def _left(budget: dict[str, Any] | None) -> str:
+def _remaining(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return ""
     if budget["tokens"] is not None:

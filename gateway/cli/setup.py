@@ -19,12 +19,12 @@ def check(
         bool,
         typer.Option(
             "--online",
-            help="Also ask providers for their models, where no caller's key is needed, and open the store.",
+            help="Also ask providers for their models, if the gateway has their key, and open the store.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find every problem of the configuration at once. Exit with code 3 if there is one."""
+    """Check the configuration and print all problems. Exit with code 3 if there is one."""
     from gateway import config as configuration
     from gateway.app.resources import problems_of
     from gateway.core.errors import ConfigError
@@ -37,14 +37,14 @@ def check(
         problems = error.problems
     else:
         notes.append(f"read {loaded.file or 'built-in defaults'}")
-        notes += [*loaded.notes, *_steps_of(loaded.settings)]
+        notes += [*loaded.notes, *_step_notes(loaded.settings)]
         problems = problems_of(loaded.settings)
         if online:
             from gateway.cli.online import probe
 
             for line, is_problem in probe(loaded.settings):
                 (problems if is_problem else notes).append(line)
-    problems = list(dict.fromkeys(problems))  # what was found in the settings, online meets again
+    problems = list(dict.fromkeys(problems))  # the checks of --online may find the same problems again
     if as_json:
         print_json({"problems": problems, "notes": notes})
     else:
@@ -57,30 +57,30 @@ def check(
     raise typer.Exit(Exit.PROBLEMS if problems else Exit.DONE)
 
 
-def _steps_of(settings: Settings) -> list[str]:
-    """What agents have steps, and which."""
+def _step_notes(settings: Settings) -> list[str]:
+    """Return a line for each agent with steps: their number and names."""
     agents = {name: agent.steps for name, agent in settings.agents.items()}
     if settings.steps:
-        agents = {"calls whose agent is not named": settings.steps, **agents}
+        agents = {"calls without an agent": settings.steps, **agents}
     return [
         f"{name}: {len(steps)} step{'s' * (len(steps) > 1)}, {', '.join(step.name for step in steps)}"
         for name, steps in agents.items()
     ]
 
 
-#: how editors are told of a schema, and where it may be, seen from the file
+#: comment that names the schema for editors, and the paths of the schema relative to the file
 _SCHEMA_LINE: Final = "# yaml-language-server: $schema=./"
 _SCHEMAS: Final = ("gateway.schema.json", "config/gateway.schema.json")
 _NO_SCHEMA: Final = (
-    "# For an editor that completes and checks this file: gateway schema > gateway.schema.json\n"
-    f"# beside it; then replace these two lines with: {_SCHEMA_LINE}{_SCHEMAS[0]}"
+    "# Let your editor check this file: run gateway schema > gateway.schema.json in this folder,\n"
+    f"# then replace these two lines with: {_SCHEMA_LINE}{_SCHEMAS[0]}"
 )
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml"), as_json: AsJson = False
+    file: Annotated[Path, typer.Argument(help="File to write.")] = Path("gateway.yaml"), as_json: AsJson = False
 ) -> None:
-    """Write a commented gateway.yaml; never over an existing file."""
+    """Write a commented gateway.yaml. An existing file is never overwritten."""
     from gateway.config import template
 
     try:
@@ -88,7 +88,7 @@ def init(
         with file.open("x", encoding="utf-8") as target:
             target.write(text)
     except FileExistsError:
-        stop(f"{file} exists and is not overwritten. Name another file: gateway init FILE", Exit.FAILED)
+        stop(f"{file} exists and was not overwritten. Name another file: gateway init FILE", Exit.FAILED)
     except OSError as error:
         stop(f"{file} cannot be written: {error.strerror}", Exit.FAILED)
     if as_json:
@@ -98,7 +98,10 @@ def init(
 
 
 def _with_schema(text: str, folder: Path) -> str:
-    """The text, its first line naming a schema that is there: editors complain of one that is not."""
+    """Return the text with a first line for editors: the path of the schema if it exists, else how to create it.
+
+    Editors report an error if the schema does not exist.
+    """
     found = next((name for name in _SCHEMAS if (folder / name).is_file()), None)
     _, _, rest = text.partition("\n")
     return f"{_NO_SCHEMA if found is None else _SCHEMA_LINE + found}\n{rest}"

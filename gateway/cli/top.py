@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from gateway.core.ports import Store
 
 #: characters of a full bar
-_BAR: Final = 10
-#: share of a budget that is left, from which down it is shown in this color
+_BAR_WIDTH: Final = 10
+#: the color for each remaining share of a budget, up to this share
 _COLORS: Final = ((0.05, "red"), (0.2, "yellow"))
 _MINUTE_S: Final = 60.0
 _COLUMNS: Final = ("session", "run", "calls", "input", "output", "tok/min", "budget left", "mode", "cost", "idle")
 #: columns that are aligned to the left
-_LEFT: Final = ("session", "budget left", "mode")
-#: characters that are shown of a session's name at the least
-_LEAST_NAME: Final = 15
-#: columns that a narrow terminal has no room for, in this order
+_LEFT_ALIGNED: Final = ("session", "budget left", "mode")
+#: least width of a session's name
+_LEAST_NAME_WIDTH: Final = 15
+#: columns that a small terminal leaves out, in this order
 _FIRST_TO_GO: Final = ("mode", "input", "output", "tok/min", "cost", "calls", "run", "budget left")
 
 
@@ -41,13 +41,13 @@ def top(  # noqa: PLR0917  # typer makes an option of each
     store: StoreUrl = None,
     sort: SortName = "recent",
     limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 200), help="Maximum number of sessions.")] = 20,
-    every: Annotated[float, typer.Option(metavar="N", min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    every: Annotated[float, typer.Option(metavar="N", min=0.2, max=3600, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the sessions: tokens, remaining budgets, running calls. Ctrl-C ends it.
+    """Show the sessions live: tokens, remaining budgets, running calls. Ctrl-C ends it.
 
-    Without a terminal it looks once.
+    Without a terminal it prints the table once.
     """
     from gateway.config.policies import budget_policy
     from gateway.stores.damage import UnreadSessions
@@ -92,7 +92,10 @@ def _total(row: Row) -> int:
 
 
 def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Table:
-    """`rates`: tokens a minute since the last look, by session. `width`: of the terminal."""
+    """Return the table of sessions.
+
+    `rates`: tokens per minute since the last update, by session. `width`: width of the terminal.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -100,12 +103,12 @@ def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Tabl
     if not lines:
         lines = [{**dict.fromkeys(_COLUMNS, Text("")), _COLUMNS[0]: Text("no sessions yet", style="dim")}]
     longest = [max([len(name), *(line[name].cell_len for line in lines)]) for name in _COLUMNS]
-    # A session's name gives way, never a number.
-    least = [min(longest[0], _LEAST_NAME), *longest[1:]]
+    # A session's name may be shortened, a number never.
+    least = [min(longest[0], _LEAST_NAME_WIDTH), *longest[1:]]
     widths = fitted(longest, least, width, [*map(_COLUMNS.index, _FIRST_TO_GO)])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, wide in widths.items():
-        is_left = _COLUMNS[place] in _LEFT
+        is_left = _COLUMNS[place] in _LEFT_ALIGNED
         table.add_column(_COLUMNS[place], justify="left" if is_left else "right", no_wrap=True, width=wide)
     for line in lines:
         table.add_row(*(line[_COLUMNS[place]] for place in widths))
@@ -113,7 +116,7 @@ def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Tabl
 
 
 def _cells(row: Row, rate: float | None) -> Iterator[Text]:
-    """One for each column."""
+    """Yield one cell for each column."""
     from rich.text import Text
 
     usage, budget, running = row["cumulative_token_usage"], row["budget"], row["calls_under_way"]
@@ -122,7 +125,7 @@ def _cells(row: Row, rate: float | None) -> Iterator[Text]:
     yield Text(f"{row['calls']:,}")
     yield Text(f"{usage['input_tokens']:,}")
     yield Text(f"{usage['output_tokens']:,}")
-    yield Text(f"{rate:,.0f}" if rate and rate > 0 else "")  # below zero after a reset
+    yield Text(f"{rate:,.0f}" if rate and rate > 0 else "")  # negative after a reset
     yield _bar(max(0.0, 1 - budget["used_fraction"])) if budget is not None else Text("")
     yield Text(row["response_mode"] if budget is not None else "")
     yield Text(cost(row["cost_usd"]))
@@ -132,9 +135,9 @@ def _cells(row: Row, rate: float | None) -> Iterator[Text]:
 def _bar(left: float) -> Text:
     from rich.text import Text
 
-    full = round(left * _BAR)
+    full = round(left * _BAR_WIDTH)
     color = next((name for share, name in _COLORS if left <= share), "green")
-    return Text.assemble(("█" * full, color), ("░" * (_BAR - full), "dim"), f" {share(left):>5}")
+    return Text.assemble(("█" * full, color), ("░" * (_BAR_WIDTH - full), "dim"), f" {share(left):>5}")
 
 
 def _ago(moment: str) -> str:

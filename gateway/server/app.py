@@ -35,9 +35,9 @@ from gateway.server.sockets import Sockets
 logger = logging.getLogger("gateway")
 
 _OWN_PATHS: Final = ("/api/", "/healthz", "/readyz", "/ui", "/metrics", "/openapi.json")
-_BOUNDS: Final = ("limit", "remaining", "reset")
-#: what OpenAI's and Anthropic's documents say that their answers carry, beside our own names: clients read their limits
-_PROVIDERS_HEADERS: Final = (
+_RATE_LIMIT_FIELDS: Final = ("limit", "remaining", "reset")
+#: response headers in the documentation of OpenAI and Anthropic; clients read their rate limits
+_PROVIDER_HEADERS: Final = (
     "retry-after",
     "retry-after-ms",
     "request-id",
@@ -47,66 +47,70 @@ _PROVIDERS_HEADERS: Final = (
     "openai-project",
     "openai-version",
     "anthropic-organization-id",
-    *(f"x-ratelimit-{bound}-{what}" for bound in _BOUNDS for what in ("requests", "tokens", "project-tokens")),
+    *(
+        f"x-ratelimit-{bound}-{what}"
+        for bound in _RATE_LIMIT_FIELDS
+        for what in ("requests", "tokens", "project-tokens")
+    ),
     *(
         f"anthropic-{what}-{bound}"
         for what in (
             *("ratelimit-requests", "ratelimit-tokens", "ratelimit-input-tokens", "ratelimit-output-tokens"),
             *("priority-input-tokens", "priority-output-tokens", "fast-input-tokens", "fast-output-tokens"),
         )
-        for bound in _BOUNDS
+        for bound in _RATE_LIMIT_FIELDS
     ),
 )
 
 
 class Runtime(Protocol):
-    """What the lifespan opens. `forwarder` is another one after a reload."""
+    """The parts that the lifespan opens. A reload replaces `forwarder`."""
 
     store: Store
 
     @property
     def forwarder(self) -> Forwarder:
-        """The one in force."""
+        """Return the forwarder in force."""
         ...
 
     @property
     def api(self) -> SessionsApi:
-        """The handlers under /api."""
+        """Return the handlers of sessions and calls."""
         ...
 
     @property
     def context_api(self) -> ContextApi:
-        """The handlers that look at a body."""
+        """Return the handlers that count or trim a body."""
         ...
 
     @property
     def health_api(self) -> HealthApi:
-        """The handler that says how the worker does."""
+        """Return the handler of /api/health."""
         ...
 
     @property
     def dashboard(self) -> Dashboard:
-        """The page."""
+        """Return the handlers of the dashboard."""
         ...
 
     @property
     def events_api(self) -> EventsApi:
-        """The handler that shows calls as they end."""
+        """Return the handler of /api/events."""
         ...
 
     @property
     def metrics_api(self) -> MetricsApi:
-        """The handler of figures for Prometheus."""
+        """Return the handler of /metrics."""
         ...
 
     @property
     def cors_origins(self) -> Sequence[str]:
-        """Origins of web pages that may call."""
+        """Return the origins of web pages that may call."""
         ...
 
 
 class GatewayApp:
-    """The application. `resources` opens everything a worker process needs and closes it again."""
+    """The ASGI application. `resources` opens everything that a worker process needs, and closes it again."""
 
     def __init__(
         self, resources: Callable[[], AbstractAsyncContextManager[Runtime]], new_id: Callable[[], str]
@@ -121,7 +125,7 @@ class GatewayApp:
 
     @property
     def running(self) -> int:
-        """Calls under way."""
+        """Return the number of running calls."""
         return self._runtime.forwarder.running if self._runtime is not None else 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +145,7 @@ class GatewayApp:
         elif scope["path"].startswith(_OWN_PATHS) or (
             scope["path"] == "/" and self._runtime.dashboard.is_on and is_browser(scope)
         ):
-            named = self._naming(scope, send)
+            named = self._with_request_id(scope, send)
             try:
                 check_single(scope["headers"])
             except errors.InvalidRequest as fault:
@@ -165,24 +169,24 @@ class GatewayApp:
                 await receive()
                 self._runtime = None
         except errors.ConfigError as error:
-            await _failed(send, str(error))
+            await _report_failure(send, str(error))
         except errors.StoreUnavailable as fault:
-            await _failed(send, f"store.url: {fault.message}")
+            await _report_failure(send, f"store.url: {fault.message}")
         except Exception:
-            # The server ends without a word of its own.
-            logger.exception("the gateway ends in a bug")
+            # The server would end without a message.
+            logger.exception("the gateway stops because of a bug")
             raise
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
     def _stop(self, runtime: Runtime) -> None:
-        """The server begins to stop: nothing new is begun, and what has no end of its own ends."""
+        """Refuse new calls and end the event streams, because the server is stopping."""
         self._is_stopping = True
         runtime.forwarder.take_no_more()
         runtime.events_api.stop()
 
-    def _naming(self, scope: Scope, send: Send) -> Send:
-        """`send` that puts the request's id on the answer."""
+    def _with_request_id(self, scope: Scope, send: Send) -> Send:
+        """Return `send` that adds the request id to the response."""
         request_id = headers.request_id(scope["headers"]) or self._new_id()
 
         async def named(message: Any) -> None:
@@ -215,7 +219,7 @@ class GatewayApp:
 
 
 class _Cors(CORSMiddleware):
-    """Lets web pages of these origins call. What it refuses itself is refused as everything else is."""
+    """Allow web pages of these origins to call. Its own refusals have the format of all other errors."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], new_id: Callable[[], str]) -> None:
         super().__init__(
@@ -223,25 +227,26 @@ class _Cors(CORSMiddleware):
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            # Pages that may call may do so where this machine stands in a private network, or is their own.
+            # Allowed pages may also call a gateway on their own machine or in a private network.
             allow_private_network=True,
-            expose_headers=(*headers.EXPOSED, *_PROVIDERS_HEADERS),
+            expose_headers=(*headers.EXPOSED, *_PROVIDER_HEADERS),
         )
         self._new_id = new_id
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        answer = super().preflight_response(request_headers)
-        if answer.status_code != 200:  # noqa: PLR2004
-            origin, vary = request_headers["origin"], answer.headers["vary"]
-            is_stranger = not self.is_allowed_origin(origin)
-            why = foreign_page(origin) if is_stranger else errors.Forbidden(f"{bytes(answer.body).decode()}.")
-            answer = fault_response(why)
-            answer.headers["vary"] = vary
-        answer.headers[headers.GATEWAY_REQUEST_ID.decode()] = headers.request_id(request_headers.raw) or self._new_id()
-        return answer
+        response = super().preflight_response(request_headers)
+        if response.status_code != 200:  # noqa: PLR2004
+            origin, vary = request_headers["origin"], response.headers["vary"]
+            is_allowed = self.is_allowed_origin(origin)
+            fault = errors.Forbidden(f"{bytes(response.body).decode()}.") if is_allowed else foreign_page(origin)
+            response = fault_response(fault)
+            response.headers["vary"] = vary
+        request_id = headers.request_id(request_headers.raw) or self._new_id()
+        response.headers[headers.GATEWAY_REQUEST_ID.decode()] = request_id
+        return response
 
 
-async def _failed(send: Send, message: str) -> None:
+async def _report_failure(send: Send, message: str) -> None:
     logger.error("the gateway cannot start: %s", message)
     await send({"type": "lifespan.startup.failed", "message": message})
 
@@ -255,17 +260,17 @@ async def _alive(_: Request) -> Response:
     return JSONResponse({"status": "alive"})
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _routing_error(_: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
-        answer = fault_response(errors.MethodNotAllowed("This path does not take this method."))
-        answer.headers.update(error.headers or {})  # `allow`: those that it takes
-        return answer
-    return fault_response(errors.NotFound("There is nothing under this path."))
+        response = fault_response(errors.MethodNotAllowed("This path does not support this method."))
+        response.headers.update(error.headers or {})  # `allow`: the supported methods
+        return response
+    return fault_response(errors.NotFound("This path does not exist."))
 
 
-async def _bug(_: Request, error: Exception) -> Response:
-    logger.error("an /api request failed in a bug", exc_info=error)
-    return fault_response(errors.InternalError("The gateway failed; the operator finds the reason in the log."))
+async def _internal_error(_: Request, error: Exception) -> Response:
+    logger.error("an /api request failed because of a bug", exc_info=error)
+    return fault_response(errors.InternalError("The gateway failed. Its operator finds the reason in the log."))
 
 
-_HANDLERS: Final = {HTTPException: _http_error, Exception: _bug}
+_HANDLERS: Final = {HTTPException: _routing_error, Exception: _internal_error}

@@ -1,4 +1,4 @@
-"""Read a request body, bounded in size, memory and time."""
+"""Read a request body with limits on its size, memory and time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gateway.core.http.compression import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.http.headers import Headers, header
 from gateway.server.zstd import unpack_zstd
 
-#: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
+#: number of bodies of the largest size that fit into memory at the same time; max_concurrency limits smaller ones
 BODIES_AT_ONCE: Final = 16
-#: seconds for which a body that is too large is read and thrown away
+#: seconds for which the rest of a refused body is read and discarded
 _DISCARD_S: Final = 10.0
-#: How many of the longest silences a body may take, and a second for each so many bytes: one that comes in drops would
-#: keep its place among the calls under way for days.
-_SILENCES: Final = 4
+#: A body may take this many times `body_timeout_s`, and one more second for each `_LEAST_RATE` bytes. Otherwise a very
+#: slow body would keep its place among the running calls for days.
+_SILENCE_FACTOR: Final = 4
 _LEAST_RATE: Final = 512
-#: how a body is packed that is not unpacked in `core`, which knows the standard library only
+#: encoding that `core` does not support, because `core` uses only the standard library
 _ZSTD: Final = "zstd"
-#: digits of a content length that are read: one with more is over every limit, and stays so
-_MOST_DIGITS: Final = 18
+#: digits of a content length that are read; a longer number is over every limit anyway
+_LENGTH_DIGITS: Final = 18
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -34,7 +34,7 @@ class Disconnected(Exception):
 
 
 class BodyMemory:
-    """The memory that one request's body takes of what all bodies together may take."""
+    """The memory of one request's body, taken from a shared pool."""
 
     __slots__ = ("_pool", "_taken")
 
@@ -43,35 +43,35 @@ class BodyMemory:
         self._taken = 0
 
     def grow(self, size: int) -> None:
-        """Take more.
+        """Take more memory from the pool.
 
         Raises:
-            Overloaded: there is no more.
+            Overloaded: the pool is exhausted.
         """
         self.resize(self._taken + size)
 
     def resize(self, size: int) -> None:
-        """Hold this many bytes, whatever was held before.
+        """Hold exactly this many bytes.
 
         Raises:
-            Overloaded: there are not as many; what was held before is kept.
+            Overloaded: the pool has too few bytes; what was held before is kept.
         """
         more = size - self._taken
         if more > 0 and self._pool.used + more > self._pool.limit:
             raise Overloaded(
-                f"Requests under way hold {self._pool.used / 2**20:.0f} MiB of {self._pool.limit / 2**20:.0f} MiB. "
-                "Try again shortly."
+                f"Running requests use {self._pool.used / 2**20:.0f} MiB of {self._pool.limit / 2**20:.0f} MiB for "
+                "request bodies. Try again shortly."
             )
         self._pool.used += more
         self._taken = size
 
     def release(self) -> None:
-        """Give all of it back."""
+        """Return all bytes to the pool."""
         self.resize(0)
 
 
 class MemoryPool:
-    """What the bodies of all requests under way may take together, in bytes."""
+    """The memory for the bodies of all running requests together, in bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -81,19 +81,19 @@ class MemoryPool:
 async def read_body(
     receive: Receive, headers: Headers, limit: int, silence_s: float, memory: BodyMemory
 ) -> tuple[bytes, bool]:
-    """Return the body, decompressed if the client compressed it, and whether it did.
+    """Return the body, decompressed if needed, and True if it was compressed.
 
-    A body that announces its length takes its memory before it is read, so that what is read can also be kept. If the
-    body is refused, its memory is released before the rest of it is discarded.
+    The memory for an announced length is taken before the body is read. If the body is refused, its memory is released
+    before the rest of the body is discarded.
 
     Raises:
-        Overloaded: all bodies together take too much.
-        PayloadTooLarge: over `limit` bytes, as sent or unpacked.
-        RequestTimeout: nothing came for `silence_s` seconds, or next to nothing for longer.
-        InvalidRequest: packed in a way that cannot be read.
+        Overloaded: the pool has too little memory.
+        PayloadTooLarge: the body has more than `limit` bytes, as sent or decompressed.
+        RequestTimeout: nothing arrived for `silence_s` seconds, or the body arrived too slowly.
+        InvalidRequest: the body cannot be decompressed.
         Disconnected: the client left.
     """
-    announced = _announced(headers)
+    announced = _announced_length(headers)
     try:
         if announced > limit:
             raise _too_large(limit)
@@ -103,10 +103,10 @@ async def read_body(
         raise
     try:
         body = await _read(receive, limit, silence_s, memory, announced)
-        packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
-        if not packing or packing == "identity" or not body:
+        encoding = header(headers, b"content-encoding").strip().lower().decode("latin-1")
+        if not encoding or encoding == "identity" or not body:
             return body, False
-        decompressed = await _unpack(body, packing, limit)
+        decompressed = await _decompress(body, encoding, limit)
         memory.resize(len(decompressed))
     except BaseException:
         memory.release()
@@ -116,8 +116,8 @@ async def read_body(
 
 async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory, announced: int) -> bytes:
     loop = asyncio.get_running_loop()
-    until = loop.time() + _SILENCES * silence_s
-    # Zero pages cost nothing before they are written. The buffer becomes the body without being copied.
+    until = loop.time() + _SILENCE_FACTOR * silence_s
+    # The system allocates zero pages only when they are written. The buffer becomes the body without a copy.
     buffer, size, more = io.BytesIO(bytes(announced)), 0, True
     while more:
         message = await _next(receive, silence_s, until + size / _LEAST_RATE - loop.time())
@@ -125,7 +125,7 @@ async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemo
         more = message.get("more_body", False)
         size += len(piece)
         try:
-            # A body that comes slowly keeps no room for what may never come.
+            # A slow body holds no memory for bytes that may never arrive.
             memory.resize(max(size, announced) if loop.time() < until else size)
             if size > limit:
                 raise _too_large(limit)
@@ -144,9 +144,10 @@ async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemo
 
 
 async def discard(receive: Receive, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Read on without keeping anything: most clients send their body to its end before they look at the answer.
+    """Read and discard the rest of a body. Most clients send the whole body before they read the response.
 
-    Cut off, they would report a broken connection and try again. One that waits for 100 Continue has not begun.
+    If the connection were closed earlier, they would report a broken connection and retry. A client that waits for 100
+    Continue has not started to send the body.
     """
     if header(headers, b"expect"):
         return
@@ -158,39 +159,43 @@ async def discard(receive: Receive, headers: Sequence[tuple[bytes, bytes]]) -> N
 
 
 async def _next(receive: Receive, silence_s: float, left_s: float) -> Any:
-    """The next piece. `left_s`: seconds until the body has come too slowly."""
+    """Return the next part of the body. `left_s`: seconds until the whole body is too slow."""
     try:
         async with asyncio.timeout(min(silence_s, left_s)):
             message = await receive()
     except TimeoutError:
-        what = f"stopped for {silence_s:g} s" if silence_s <= left_s else f"came at under {_LEAST_RATE} bytes a second"
+        what = (
+            f"stopped for {silence_s:g} s"
+            if silence_s <= left_s
+            else f"arrived at under {_LEAST_RATE} bytes per second"
+        )
         raise RequestTimeout(f"The request body {what} (server.body_timeout_s).") from None
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
 
 
-def _announced(headers: Headers) -> int:
-    """Return the bytes that a body is said to have; 0 if that is not said."""
-    # `int` refuses thousands of digits.
-    announced = header(headers, b"content-length").lstrip(b"0")[: _MOST_DIGITS + 1]
+def _announced_length(headers: Headers) -> int:
+    """Return the announced length of the body in bytes, or 0 if none is announced."""
+    # `int` raises an error for thousands of digits.
+    announced = header(headers, b"content-length").lstrip(b"0")[: _LENGTH_DIGITS + 1]
     return int(announced) if announced.isdigit() else 0
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"The request body is over {limit / 2**20:g} MiB (server.max_body_mb). Send less, or raise the limit."
+        f"The request body is over the limit of {limit / 2**20:g} MiB (server.max_body_mb). Send less, or raise it."
     )
 
 
-async def _unpack(body: bytes, packing: str, limit: int) -> bytes:
-    if packing not in SUPPORTED and packing != _ZSTD:
+async def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    if encoding not in SUPPORTED and encoding != _ZSTD:
         raise InvalidRequest(
-            f'The content-encoding "{packing[:40]}" is not supported. Send the body plain, or as gzip or zstd.'
+            f'The content-encoding "{encoding[:40]}" is not supported. Send the body uncompressed, or as gzip or zstd.'
         )
     try:
-        return await asyncio.to_thread(unpack_zstd if packing == _ZSTD else unpack, body, limit)
+        return await asyncio.to_thread(unpack_zstd if encoding == _ZSTD else unpack, body, limit)
     except TooLarge:
         raise _too_large(limit) from None
     except Corrupt:
-        raise InvalidRequest(f"The body is not valid {packing[:40]}, as its content-encoding says.") from None
+        raise InvalidRequest(f"The body is not valid {encoding[:40]}, which its content-encoding names.") from None

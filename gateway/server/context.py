@@ -1,6 +1,6 @@
 """/api/count, /api/trim and /api/context: count or trim a body without sending it.
 
-Nothing of it is kept.
+The body is not stored.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
 from gateway.server.handling import ServerRules, wrapped
 from gateway.server.steps import step_of
 
-#: largest bodies of such requests that may be held at the same time
+#: number of bodies of the largest size that may be in memory at the same time
 _BODIES_AT_ONCE: Final = 4
 
 
 class ContextApi:
-    """The handlers. `rules` gives those in force."""
+    """The handlers that count or trim a body. `rules` returns the rules in force."""
 
     def __init__(self, store: Store, rules: Callable[[], ServerRules]) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class ContextApi:
         self._pool = MemoryPool(_BODIES_AT_ONCE * rules().max_body)
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [
             Path("/api/count", wrapped(self._rules, self.count), methods=["POST"]),
             Path("/api/context", wrapped(self._rules, self.context), methods=["POST"]),
@@ -58,25 +58,25 @@ class ContextApi:
         ]
 
     async def count(self, request: Request, access: Access) -> Any:
-        """POST /api/count?budget=&items=1&tools=1&wire=&session=: what a request body weighs."""
+        """POST /api/count?budget=&items=1&tools=1&wire=&session=: return the token counts of a body."""
         memory = BodyMemory(self._pool)
         try:
             _, asked, remembered = await self._read(request, access, memory)
-            return await self._rules().inspector.count(asked, remembered, _shown(request))
+            return await self._rules().inspector.count(asked, remembered, _requested_details(request))
         finally:
             memory.release()
 
     async def context(self, request: Request, access: Access) -> Any:
-        """POST /api/context?budget=&items=1&tools=1&wire=&session=: the numbers that an agent hands on to its tools."""
+        """POST /api/context?budget=&items=1&tools=1&wire=&session=: return the numbers that agents pass to tools."""
         memory = BodyMemory(self._pool)
         try:
             _, asked, remembered = await self._read(request, access, memory)
-            return await self._rules().inspector.context(asked, remembered, _shown(request))
+            return await self._rules().inspector.context(asked, remembered, _requested_details(request))
         finally:
             memory.release()
 
     async def trim(self, request: Request, access: Access) -> Any:
-        """POST /api/trim?budget=&explain=1&wire=&session=: the body as it would be forwarded, and why."""
+        """POST /api/trim?budget=&explain=1&wire=&session=: return the trimmed body, and what was done."""
         memory = BodyMemory(self._pool)
         try:
             call, asked, remembered = await self._read(request, access, memory)
@@ -92,13 +92,13 @@ class ContextApi:
         self._pool.limit = _BODIES_AT_ONCE * rules.max_body
         wire = request.query_params.get("wire")
         if wire is not None and wire not in WIRES:
-            raise errors.InvalidRequest(f'"wire" is one of {", ".join(WIRES)}.', param="wire")
+            raise errors.InvalidRequest(f'"wire" must be one of {", ".join(WIRES)}.', param="wire")
         try:
             body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, memory)
         except Disconnected:
-            raise errors.InvalidRequest("The request ended before its body did.") from None
+            raise errors.InvalidRequest("The connection was closed before the end of the request body.") from None
         directives = ours.directives(headers)
-        options = _lowered(directives.context, _asked_budget(request))
+        options = _with_lower_budget(directives.context, _budget_of_query(request))
         call, asked = await rules.inspector.read_apart(body, wire=wire, options=options)
         earlier = earlier_answer(call.fields) if asked.contents.wire == "responses" else None
         key = await self._session(request, access, call, earlier)
@@ -107,7 +107,7 @@ class ContextApi:
             return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
         named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()
         claims = claims_of(rules.budget, replace(charged, parents=named))
-        opening = await self._store.opening(key, _undeclared(claims), with_totals=False, above=named)
+        opening = await self._store.opening(key, _without_declared(claims), with_totals=False, above=named)
         state, balances = opening.remembered.state, opening.balances
         read = dict(zip(named, opening.parents, strict=True))
         above, _ = await sessions_above(self._store, key, state.parent or directives.parent, read)
@@ -120,23 +120,28 @@ class ContextApi:
 
     async def _read_accounts(self, charged: ChargedAccounts) -> tuple[tuple[Claim, ...], tuple[Balance, ...]]:
         claims = claims_of(self._rules().budget, charged)
-        return claims, await self._store.balances(_undeclared(claims))
+        return claims, await self._store.balances(_without_declared(claims))
 
     async def _session(self, request: Request, access: Access, call: Call, earlier: str | None) -> SessionKey | None:
-        """The session the request is for, so that the answer is what would be sent.
+        """Return the session of the request, whose state and budgets apply, or None.
 
-        As the query names it, else as a call does, in a header or its body, or by the id of the `earlier` answer that
-        it goes on from. None where nothing names it: no id is derived, and the request is looked at by itself.
+        The first of these names the session:
+
+        1. the parameter `session` of the query
+        2. a header or the body, like in a call
+        3. the session of the `earlier` response that the request continues
+
+        No id is derived from the conversation.
 
         Raises:
-            InvalidRequest: what the query names can be no session.
+            InvalidRequest: the id in the query is not valid.
         """
         asked = request.query_params.get("session")
         if asked:
             key = SessionKey.parse(asked, access.namespace)
             if key is None:
                 raise errors.InvalidRequest(
-                    f'"session" is a session id: {ID_FORM}; not "{asked[:100]}".', param="session"
+                    f'"session" must be a session id, not "{asked[:100]}". An id is {ID_FORM}.', param="session"
                 )
             return key
         headers = by_name(request.scope["headers"])
@@ -149,24 +154,24 @@ class ContextApi:
 
     @staticmethod
     def _affordable(
-        asked: PlanRequest, claims: Sequence[Claim], found: Sequence[Balance], step: Step | None
+        asked: PlanRequest, claims: Sequence[Claim], stored: Sequence[Balance], step: Step | None
     ) -> PlanRequest:
-        """What is asked, within what is left by the budgets of all who would be charged, and by the step's."""
-        balances = [balance.lowered(claim.declared) for balance, claim in zip(found, claims, strict=True)]
+        """Return the request with a context budget lowered to what the charged accounts and the step allow."""
+        balances = [balance.lowered(claim.declared) for balance, claim in zip(stored, claims, strict=True)]
         left = affordable_input(balances, asked.options.output, rate_of(asked.facts.price, 0, None))
         most = step.context_budget if step is not None else None
-        return replace(asked, options=_lowered(asked.options, left, most))
+        return replace(asked, options=_with_lower_budget(asked.options, left, most))
 
 
-def _undeclared(claims: Sequence[Claim]) -> list[Claim]:
+def _without_declared(claims: Sequence[Claim]) -> list[Claim]:
     return [claim.undeclared for claim in claims]
 
 
-def _asked_budget(request: Request) -> int | None:
-    """The context budget that the query asks for.
+def _budget_of_query(request: Request) -> int | None:
+    """Return the context budget of the query, or None.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the value is not a whole number from 1.
     """
     text = request.query_params.get("budget")
     if text is None:
@@ -174,12 +179,12 @@ def _asked_budget(request: Request) -> int | None:
     return ours.context_budget(text.encode(), '"budget"', "budget")
 
 
-def _lowered(options: ContextOptions, *budgets: int | None) -> ContextOptions:
-    """The wishes with the least of these context budgets and their own."""
-    budget = min((one for one in (options.budget, *budgets) if one is not None), default=None)
+def _with_lower_budget(options: ContextOptions, *budgets: int | None) -> ContextOptions:
+    """Return the options with the lowest of these context budgets and their own."""
+    budget = min((known for known in (options.budget, *budgets) if known is not None), default=None)
     return replace(options, budget=budget)
 
 
-def _shown(request: Request) -> list[str]:
-    """The details that the query asks for."""
+def _requested_details(request: Request) -> list[str]:
+    """Return the names of the details that the query requests."""
     return [name for name in SHOWN if request.query_params.get(name) in ("1", "true")]

@@ -1,8 +1,7 @@
 """Handle one HTTP/1.1 request and its response, based on uvicorn's own class.
 
-uvicorn looks at each header by two regular expressions and more; checked and written in one go, a head takes half the
-time. How an answer ends is decided here: by its length, by its last chunk or with its connection (RFC 9112, section
-6.3).
+uvicorn checks each header with two regular expressions. Checking and writing all headers at once takes half the time.
+This module decides how a response ends: by its length, its last chunk or with its connection (RFC 9112, section 6.3).
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from gateway.core.http.headers import BODILESS
 
-#: what may stand in the name of a header: they are lower-case, as ASGI has them (RFC 9110, section 5.6.2)
-_IN_NAMES: Final = (string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~").encode()
-#: what may stand in the value of one (RFC 9110, section 5.5)
-_IN_VALUES: Final = bytes([9, *range(0x20, 0x7F), *range(0x80, 0x100)])
+#: octets that a header name may contain; ASGI's names are lower-case (RFC 9110, section 5.6.2)
+_NAME_OCTETS: Final = (string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~").encode()
+#: octets that a header value may contain (RFC 9110, section 5.5)
+_VALUE_OCTETS: Final = bytes([9, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _LINE_END: Final = b"\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class Cycle(RequestResponseCycle):
-    """What an application receives and sends of one request. It gets no header that the application did not send."""
+    """Receive one request and send its response. No headers are added except those for the end of the response."""
 
-    #: the client's version of HTTP knows no chunks: an answer of unknown length ends with its connection
+    #: the client's HTTP version has no chunked encoding: a response of unknown length ends with its connection
     without_chunks = False
-    #: bytes of the body that are still to come; None: as many as there are
+    #: bytes of the body that are still to be sent; None: unknown
     _due: int | None = 0
 
     async def send(self, message: Any) -> None:
-        """See ASGI. Waits while the client takes nothing.
+        """Send an ASGI message. Wait while the client reads nothing.
 
         Raises:
-            RuntimeError: the answer would not be what its head says, or be read as another one.
+            RuntimeError: the body does not have the announced length, or a header is invalid.
         """
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -50,16 +49,16 @@ class Cycle(RequestResponseCycle):
             if not message.get("more_body", False):
                 self._end()
         else:
-            raise RuntimeError(f"{kind} is not what comes next in an answer")
+            raise RuntimeError(f"{kind} cannot be sent at this point of a response")
 
     def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         named = dict(headers)
         fields = _LINE_END.join([*map(b": ".join, headers), b""])
-        # What is left of the fields are the ends of their lines, of which nobody may have brought more.
-        ends = fields.translate(None, _IN_VALUES)
-        if b"".join(named).translate(None, _IN_NAMES) or ends != _LINE_END * len(headers):
-            raise RuntimeError("a header of the answer holds what cannot be sent in one")
-        if b"connection" in named and _is_close(named[b"connection"]):
+        # Only line ends remain, one for each header. More of them would be an injected header.
+        ends = fields.translate(None, _VALUE_OCTETS)
+        if b"".join(named).translate(None, _NAME_OCTETS) or ends != _LINE_END * len(headers):
+            raise RuntimeError("a header of the response contains invalid characters")
+        if b"connection" in named and _closes(named[b"connection"]):
             self.keep_alive = False
         elif not self.keep_alive:
             fields += b"connection: close\r\n"
@@ -80,12 +79,12 @@ class Cycle(RequestResponseCycle):
         if self._due is not None:
             self._due -= len(body)
             if self._due < 0:
-                raise RuntimeError("the body of the answer is longer than its head says")
+                raise RuntimeError("the body of the response is longer than its content-length")
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked_encoding else body)
 
     def _end(self) -> None:
         if self._due:
-            raise RuntimeError("the body of the answer is shorter than its head says")
+            raise RuntimeError("the body of the response is shorter than its content-length")
         if self.chunked_encoding:
             self.transport.write(_LAST_CHUNK)
         self.response_complete = True
@@ -95,6 +94,6 @@ class Cycle(RequestResponseCycle):
         self.on_response()
 
 
-def _is_close(connection: bytes) -> bool:
-    """Whether a header `Connection` has the connection closed."""
+def _closes(connection: bytes) -> bool:
+    """Return True if the value of the header `Connection` closes the connection."""
     return b"close" in [token.strip() for token in connection.lower().split(b",")]

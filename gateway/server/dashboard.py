@@ -1,6 +1,6 @@
 """/ui: serve the files of the dashboard.
 
-It holds no data: that comes from /api, behind its keys.
+The files contain no data. The page reads its data from /api, which requires a key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.core.http.headers import header
 from gateway.server.handling import StaticFile, fault_response, unless_known
 
 FOLDER: Final = Path(__file__).parent / "static"
-#: what a browser may do with the page: its own files and its own server, nothing else
+#: content security policy: the page may use only its own files and its own server
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -38,16 +38,16 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: stands in index.html where the version does
-_VERSION: Final = b"{version}"
+#: placeholder for the version in index.html
+_VERSION_MARK: Final = b"{version}"
 _INDEX: Final = "index.html"
-_ASK_AGAIN: Final = "no-cache"
-#: under an address with the hash of all files nothing ever changes
+_REVALIDATE: Final = "no-cache"
+#: the path contains the hash of all files, so files under it never change
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 
 class Dashboard:
-    """The files, read once. `is_on`: without it nothing is found under /ui."""
+    """The files of the dashboard, read once. `is_on`: if False, /ui does not exist."""
 
     def __init__(self, *, is_on: bool, folder: Path = FOLDER) -> None:
         self.is_on = is_on
@@ -57,25 +57,25 @@ class Dashboard:
             digest.update(f"{name} {file.tag}\n".encode())
         self.version = digest.hexdigest()[:16]
         page = self._files.pop(_INDEX, None)
-        self._page = StaticFile.of(page.body.replace(_VERSION, self.version.encode()), page.kind) if page else None
+        self._page = StaticFile.of(page.body.replace(_VERSION_MARK, self.version.encode()), page.kind) if page else None
 
     def paths(self) -> list[Route]:
-        """The routes."""
+        """Return the routes."""
         return [
-            Route("/", _from_root, methods=["GET"]),
+            Route("/", _redirect_root, methods=["GET"]),
             Route("/ui", self.page, methods=["GET"]),
-            Route("/ui/", _without_slash, methods=["GET"]),
+            Route("/ui/", _redirect_slash, methods=["GET"]),
             Route("/ui/{version}/{name:path}", self.file, methods=["GET"]),
         ]
 
     async def page(self, request: Request) -> Response:
-        """GET /ui."""
-        return _answer(request, self._page, _ASK_AGAIN)
+        """GET /ui: return the page."""
+        return _file_response(request, self._page, _REVALIDATE)
 
     async def file(self, request: Request) -> Response:
-        """GET /ui/{version}/{name}; of any version, as another worker may have served the page."""
-        keep = _FOR_EVER if request.path_params["version"] == self.version else _ASK_AGAIN
-        return _answer(request, self._files.get(request.path_params["name"]), keep)
+        """GET /ui/{version}/{name}: return a file. Any version is accepted: another worker may have served the page."""
+        keep = _FOR_EVER if request.path_params["version"] == self.version else _REVALIDATE
+        return _file_response(request, self._files.get(request.path_params["name"]), keep)
 
 
 def _read(folder: Path) -> dict[str, StaticFile]:
@@ -85,25 +85,23 @@ def _read(folder: Path) -> dict[str, StaticFile]:
     }
 
 
-def _answer(request: Request, file: StaticFile | None, keep: str) -> Response:
+def _file_response(request: Request, file: StaticFile | None, keep: str) -> Response:
     if file is None:
-        return fault_response(
-            errors.NotFound("There is nothing under this path. The dashboard, where it is on, is /ui.")
-        )
+        return fault_response(errors.NotFound("This path does not exist. The dashboard, if it is on, is at /ui."))
     return unless_known(request, file, {**_HEADERS, "cache-control": keep})
 
 
 def is_browser(scope: Mapping[str, Any]) -> bool:
-    """Return True for a GET that takes a page: a person opened the address. API clients ask for JSON, or `*/*`."""
+    """Return True for a GET that accepts HTML, which a browser sends. API clients accept JSON or `*/*`."""
     accepted = header(scope["headers"], b"accept")
     return scope["method"] == "GET" and b"text/html" in accepted.lower()
 
 
-async def _from_root(_: Request) -> Response:
-    """Send a browser to the dashboard; relative, as `_without_slash`."""
+async def _redirect_root(_: Request) -> Response:
+    """Redirect a browser to the dashboard. The URL is relative, see `_redirect_slash`."""
     return RedirectResponse("ui", 307, headers={**_HEADERS, "vary": "accept"})
 
 
-async def _without_slash(_: Request) -> Response:
-    """Relative, so that it also leads there behind a proxy that puts a folder in front."""
+async def _redirect_slash(_: Request) -> Response:
+    """Redirect to /ui. The URL is relative, so that it works with a proxy that adds a path prefix."""
     return RedirectResponse("../ui", 308, headers=_HEADERS)

@@ -1,8 +1,7 @@
 """Forward requests: from an ASGI request to `Gateway.handle` and back.
 
-Each call runs in a task of its own that the application keeps, so that it outlives the connection: a client that leaves
-must not take the settlement with it. The request's own task meanwhile listens for the client to leave, since `send`
-says nothing of it.
+Each call runs in its own task, which the application keeps. So the call outlives the connection, and is settled even if
+the client leaves. The request's task listens for the client to leave, because `send` does not report it.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ Send = Callable[[Any], Awaitable[None]]
 
 #: the only path that has a WebSocket
 SOCKET_PATH: Final = "responses"
-#: what every opening handshake has (RFC 6455, section 4.1)
-_WEBSOCKET: Final = b"sec-websocket-key"
-#: conversations of the size of the largest body that WebSockets may remember at the same time
-_LASTING_AT_ONCE: Final = BODIES_AT_ONCE // 4
-#: methods with which browsers send no `Origin` to the page's own origin
-_READING: Final = frozenset({"GET", "HEAD"})
-#: a body that was not read to its end would stand in front of the next request
+#: header of every WebSocket handshake (RFC 6455, section 4.1)
+_WEBSOCKET_KEY: Final = b"sec-websocket-key"
+#: number of conversations of the largest size that WebSockets may remember at the same time
+_LASTING_BODIES: Final = BODIES_AT_ONCE // 4
+#: methods for which browsers send no `Origin` to the page's own origin
+_READ_METHODS: Final = frozenset({"GET", "HEAD"})
+#: after an incomplete body, the next request on the connection could not be read
 _CLOSE: Final = (b"connection", b"close")
-#: how long a call that is cut at shutdown may take to tell its client and to settle
-_CUT_S: Final = 2.0
+#: seconds for a call that is cut at shutdown to notify its client and to settle
+_CUT_TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one worker. Bytes and seconds."""
+    """The limits of one worker, in bytes and seconds."""
 
     max_body: int = 64 * 1024 * 1024
     max_concurrency: int = 1024
@@ -74,55 +73,56 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Connection:
-    """What the task of a call and the listener share.
+    """The state that the task of a call shares with the listener.
 
     Attributes:
-        listener: the request's own task, which listens for the client to leave.
-        memory: what the request's body takes.
-        gone: the client has left.
-        started: the head of the answer went out, or is on its way.
-        finished: nothing more will be sent.
-        broken: the answer ends without its end mark, so that the server breaks the connection.
-        cut: why the gateway ended the call, for its client.
-        task: that of the call.
-        busy: a provider may be at work on the call.
-        is_events: the answer is a stream of events.
-        failure_events: makes the events that end the stream with an error; None where nothing is known of its state.
-        left: tells the exchange that the client has left.
+        send: ASGI's `send`.
+        listener: the request's task, which listens for the client to leave.
+        memory: memory of the request's body.
+        has_left: the client has left.
+        is_started: the head of the response was sent, or is being sent.
+        is_finished: nothing more will be sent.
+        is_broken: the response has no end mark, so that the server breaks the connection.
+        cut: why the gateway ended the call; an error for the client.
+        task: the task of the call.
+        is_busy: a provider may be working on the call.
+        is_events: the response is a stream of events.
+        failure_events: returns the events that end the stream with an error; None if its state is unknown.
+        notify_left: notifies the exchange that the client has left.
     """
 
     send: Send
     listener: asyncio.Task[None] | None
     memory: BodyMemory
-    gone: bool = False
-    started: bool = False
-    finished: bool = False
-    broken: bool = False
+    has_left: bool = False
+    is_started: bool = False
+    is_finished: bool = False
+    is_broken: bool = False
     cut: GatewayError | None = None
     task: asyncio.Task[None] | None = None
-    busy: bool = False
+    is_busy: bool = False
     is_events: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
-    left: Callable[[], None] | None = None
+    notify_left: Callable[[], None] | None = None
 
     def at_work(self, *, is_so: bool) -> None:
-        """Note whether a provider may be at work on the call. If the client has left, no other provider is asked."""
-        self.busy = is_so
-        if self.gone and not is_so and self.task is not None:
+        """Note whether a provider may be working on the call. If the client has left, no other provider is called."""
+        self.is_busy = is_so
+        if self.has_left and not is_so and self.task is not None:
             self.task.cancel()
 
     def break_off(self) -> None:
-        """Let the request return without an end, so that the server breaks the connection.
+        """End the request without an end mark, so that the server breaks the connection.
 
-        What is incomplete must not look complete.
+        An incomplete response must not look complete.
         """
-        self.finished = self.broken = True
+        self.is_finished = self.is_broken = True
         if self.listener is not None:
             self.listener.cancel()
 
 
 class Forwarder:
-    """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
+    """The ASGI endpoint of all forwarded requests. `close` ends the calls that are still running."""
 
     def __init__(
         self,
@@ -141,28 +141,28 @@ class Forwarder:
         self._running: dict[asyncio.Task[None], _Connection] = {}
         self._reading = 0
         self._pool = MemoryPool(BODIES_AT_ONCE * bounds.max_body)
-        #: of its own: what rests for an hour must take no room from calls
-        self._lasting = MemoryPool(_LASTING_AT_ONCE * bounds.max_body)
+        #: a separate pool: memory that is held for an hour must not reduce the memory for calls
+        self._lasting = MemoryPool(_LASTING_BODIES * bounds.max_body)
         self._closing = False
 
     @property
     def running(self) -> int:
-        """Requests under way: being read, forwarded, or read to their end for a client that left."""
+        """Return the number of running requests, including those that are read, or drained after the client left."""
         return len(self._running) + self._reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        # From here on a reload waits for it.
+        # From here on, a reload waits for this request.
         self._reading += 1
         try:
-            begun = await self._begun(scope, receive, send)
+            received = await self._read_request(scope, receive, send)
         finally:
             self._reading -= 1
-        if begun is not None:
-            await self._run(*begun, receive, send)
+        if received is not None:
+            await self._run(*received, receive, send)
 
-    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, BodyMemory] | None:
-        """The request, read to its end, and the memory it takes; None where there is nobody to serve any more."""
+    async def _read_request(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, BodyMemory] | None:
+        """Read the request, and return it with its memory. Return None if it was refused, or the client left."""
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
@@ -172,10 +172,10 @@ class Forwarder:
             asked = split_path(scope["raw_path"], method)
             session, path = asked.session, asked.path
             target = endpoint(method, path, anthropic=anthropic)
-            if method == "GET" and header(headers, _WEBSOCKET):
-                raise _no_socket(path)
-            caller = await self._caller(scope, session, reads=method in _READING)
-        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
+            if method == "GET" and header(headers, _WEBSOCKET_KEY):
+                raise _no_websocket(path)
+            caller = await self._caller(scope, session, reads=method in _READ_METHODS)
+        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
             await discard(receive, headers)
             target, fault = target or endpoint(method, ""), as_fault(error, request_id)
             self._unrecorded.note(fault, headers, call_id, target.dialect.name, target.operation)
@@ -187,13 +187,13 @@ class Forwarder:
             await self._admit(receive, headers)
             bounds = self._bounds
             body, decompressed = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
-            read = partial(_named, asked, method, body, anthropic=anthropic)
-            body, found = await self._gateway.planner.read(len(body), read)
-            directives, target = ours.directives(headers), found
+            read = partial(_body_and_endpoint, asked, method, body, anthropic=anthropic)
+            body, requested = await self._gateway.planner.read(len(body), read)
+            directives, target = ours.directives(headers), requested
         except Disconnected:
             return None
-        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            # Others may have its room while it is answered.
+        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+            # Other requests can use the memory while the error is sent.
             memory.release()
             body, refused = b"", as_fault(error, request_id)
         except BaseException:
@@ -207,18 +207,20 @@ class Forwarder:
 
     async def _caller(self, scope: Scope, session: str | None, *, reads: bool) -> Caller:
         if session is not None and not is_valid(session):
-            raise InvalidRequest(f"A session id in the path is {ID_FORM}.")
+            raise InvalidRequest(f"The session id in the path is not valid. An id is {ID_FORM}.")
         if scope.get("client") is None:
-            # Reset before it was accepted: nobody waits for an answer, and who called cannot be told any more.
+            # The connection was reset before it was accepted, so the address of the caller is unknown.
             raise InvalidRequest("The connection was closed before the request was read.")
         await self._keys.ready()
         return self._authenticator.caller(scope["headers"], scope["client"][0], reads=reads)
 
     async def check_socket(self, scope: Scope, others: int) -> None:
-        """Whether a WebSocket may be opened for calls, each of which is checked again; `others`: that are open.
+        """Check that a WebSocket may be opened. Each of its calls is checked again.
+
+        `others`: number of other open WebSockets.
 
         Raises:
-            GatewayError: it may not.
+            GatewayError: the WebSocket is refused.
         """
         try:
             await self._check_socket(scope, others)
@@ -231,17 +233,18 @@ class Forwarder:
     async def _check_socket(self, scope: Scope, others: int) -> None:
         asked = split_path(scope["raw_path"])
         if asked.path != SOCKET_PATH:
-            raise _no_socket(asked.path)
+            raise _no_websocket(asked.path)
         self._refuse_if_closing()
         if others >= self._bounds.max_concurrency:
             raise Overloaded(
-                f"{self._bounds.max_concurrency} WebSockets are open (server.max_concurrency). Try again shortly."
+                f"The limit of {self._bounds.max_concurrency} open WebSockets (server.max_concurrency) is reached. "
+                "Try again shortly."
             )
-        # Browsers let any page open one, and say whose it is.
+        # Browsers let any page open a WebSocket, and send the origin of the page.
         await self._caller(scope, asked.session, reads=False)
 
     def memory(self, *, lasting: bool = False) -> BodyMemory:
-        """A share of what all bodies together may take, for one beside its call; `lasting`: for what outlasts calls."""
+        """Return memory of the shared pool for a body. `lasting`: of the pool for data that outlasts a call."""
         return BodyMemory(self._lasting if lasting else self._pool)
 
     def _refuse_if_closing(self) -> None:
@@ -250,11 +253,11 @@ class Forwarder:
 
     @property
     def takes_no_more(self) -> bool:
-        """Whether all calls that come are refused."""
+        """Return True if all new calls are refused."""
         return self._closing
 
     def take_no_more(self) -> None:
-        """Refuse all calls that come from now on; those under way go on."""
+        """Refuse all new calls from now on. Running calls continue."""
         self._closing = True
 
     async def _admit(self, receive: Receive, headers: Headers) -> None:
@@ -264,7 +267,8 @@ class Forwarder:
         if self.running > self._bounds.max_concurrency:
             await discard(receive, headers)
             raise Overloaded(
-                f"{self._bounds.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
+                f"The limit of {self._bounds.max_concurrency} running calls (server.max_concurrency) is reached. "
+                "Try again shortly."
             )
 
     async def _run(self, incoming: Incoming, memory: BodyMemory, receive: Receive, send: Send) -> None:
@@ -272,32 +276,34 @@ class Forwarder:
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
         connection.task = task
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._call_ended)
         try:
             if incoming.refused is not None:
-                # Listening would ask a client that waits for 100 Continue to send its body.
+                # `receive` would make a client that waits for 100 Continue send its body.
                 await asyncio.wait({task})
             while (await receive())["type"] != "http.disconnect":
                 pass
         except asyncio.CancelledError:
-            if connection.broken:
+            if connection.is_broken:
                 return
-            # The server's patience is over: the call is told why, and this request ends when it has.
-            await self._cut({task}, ShuttingDown("The gateway is stopping and cut this answer. Try again shortly."))
+            # The grace period of the server is over. The client gets an error, and this request ends afterwards.
+            await self._cut_calls(
+                {task}, ShuttingDown("The gateway is stopping and ended this call. Try again shortly.")
+            )
             return
-        if not connection.finished:
+        if not connection.is_finished:
             self._client_left(task, connection)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _call_ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task).memory.release()
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a call ended in a bug", exc_info=task.exception())
+            logger.error("a call failed because of a bug", exc_info=task.exception())
 
     def _client_left(self, task: asyncio.Task[None], connection: _Connection) -> None:
-        connection.gone = True
-        if connection.left is not None:
-            connection.left()
-        if self._bounds.on_disconnect == "cancel" or not connection.busy:
+        connection.has_left = True
+        if connection.notify_left is not None:
+            connection.notify_left()
+        if self._bounds.on_disconnect == "cancel" or not connection.is_busy:
             task.cancel()
         else:
             timer = asyncio.get_running_loop().call_later(self._bounds.drain_s, task.cancel)
@@ -309,21 +315,21 @@ class Forwarder:
                 exchange = self._listing.handle(incoming)
             else:
                 exchange = self._gateway.handle(incoming, connection.at_work)
-                connection.left = exchange.client_left
+                connection.notify_left = exchange.client_left
             async with exchange as reply:
-                await self._answer(reply, incoming, connection)
+                await self._send_response(reply, incoming, connection)
         except asyncio.CancelledError:
-            await self._tell_cut(incoming, connection)
-            if connection.started and not connection.gone:
+            await self._send_cut(incoming, connection)
+            if connection.is_started and not connection.has_left:
                 connection.break_off()
-        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            await self._tell_bug(incoming, connection, as_fault(error, incoming.request_id))
+        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+            await self._send_bug(incoming, connection, as_fault(error, incoming.request_id))
         finally:
-            connection.finished = True
-            # The exchange holds the connection: the two would keep each other until the garbage collector runs.
-            connection.left = None
+            connection.is_finished = True
+            # Break the reference cycle with the exchange, which would last until the garbage collector runs.
+            connection.notify_left = None
 
-    async def _answer(self, reply: ClientResponse, incoming: Incoming, connection: _Connection) -> None:
+    async def _send_response(self, reply: ClientResponse, incoming: Incoming, connection: _Connection) -> None:
         headers = reply.headers + ours.of_reply(reply, incoming.request_id)
         if incoming.refused is not None:
             headers.append(_CLOSE)
@@ -332,102 +338,102 @@ class Forwarder:
             if reply.status not in BODILESS:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            connection.started = connection.finished = True
+            connection.is_started = connection.is_finished = True
             await send({"type": "http.response.body", "body": body})
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        connection.started, connection.failure_events = True, reply.failure_events
+        connection.is_started, connection.failure_events = True, reply.failure_events
         connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
-        # A client that takes nothing would keep its place among the calls under way for ever.
+        # A client that reads nothing would keep its place among the running calls for ever.
         task = asyncio.current_task()
         stall = ReadTimeout(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
         try:
             async for piece in body:
-                # Once the client has left the answer is only read for its usage.
-                if not connection.gone:
+                # After the client has left, the response is read only for its usage.
+                if not connection.has_left:
                     stall.begin()
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     stall.end()
         finally:
             stall.stop()
         if not reply.broken:
-            connection.finished = True
+            connection.is_finished = True
             await send({"type": "http.response.body", "body": b""})
             return
         connection.break_off()
 
     @staticmethod
-    async def _tell_bug(incoming: Incoming, connection: _Connection, fault: GatewayError) -> None:
-        if not connection.started:
+    async def _send_bug(incoming: Incoming, connection: _Connection, fault: GatewayError) -> None:
+        if not connection.is_started:
             try:
                 await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
             except Exception:
-                # The head of an answer was what failed. Whoever waits for the rest of it must not wait for ever.
-                logger.exception("call %s cannot be answered", incoming.request_id)
+                # Sending the head of the response failed. The client must not wait for ever for the rest.
+                logger.exception("the error of call %s cannot be sent", incoming.request_id)
             else:
                 return
         connection.break_off()
 
-    async def _tell_cut(self, incoming: Incoming, connection: _Connection) -> None:
+    async def _send_cut(self, incoming: Incoming, connection: _Connection) -> None:
         fault = connection.cut
-        if fault is None or connection.gone:
+        if fault is None or connection.has_left:
             return
-        if not connection.started:
-            # If it was cut while the head of its answer went out, the server takes no second one.
+        if not connection.is_started:
+            # If the head of a response was just being sent, the server accepts no second head.
             with contextlib.suppress(RuntimeError):
                 await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
-            # Only there: in a file or an image the error would be taken for a part of it.
+            # Only for events: in a file or an image, the error would be treated as a part of it.
             made = connection.failure_events
             events = made(fault) if made else incoming.endpoint.dialect.error_event(fault, incoming.request_id)
             await connection.send({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def _cut(self, tasks: set[asyncio.Task[None]], fault: GatewayError) -> None:
+    async def _cut_calls(self, tasks: set[asyncio.Task[None]], fault: GatewayError) -> None:
         for task in tasks:
             if task in self._running:
                 self._running[task].cut = fault
                 task.cancel(SHUT_DOWN)
         if tasks:
-            await asyncio.wait(tasks, timeout=_CUT_S)
+            await asyncio.wait(tasks, timeout=_CUT_TIMEOUT_S)
 
     async def close(self) -> None:
-        """End what is running; every call is settled when this returns, or was given its time to."""
+        """End the running calls. When this returns, each call is settled, or has used its time to settle."""
         self.take_no_more()
-        left = {task for task, connection in self._running.items() if connection.gone}
-        if left:
-            # Nobody is connected any more, so the server did not wait for them; their usage is worth a wait.
-            await asyncio.wait(left, timeout=min(self._bounds.shutdown_grace_s, self._bounds.drain_s))
-        await self._cut(
-            set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
+        abandoned = {task for task, connection in self._running.items() if connection.has_left}
+        if abandoned:
+            # The server did not wait for calls whose clients have left. Wait here, to read their usage.
+            await asyncio.wait(abandoned, timeout=min(self._bounds.shutdown_grace_s, self._bounds.drain_s))
+        await self._cut_calls(
+            set(self._running), ShuttingDown("The gateway is stopping and ended this call. Try again shortly.")
         )
 
 
-def _named(asked: PathRequest, method: str, body: bytes, *, anthropic: bool) -> tuple[bytes, Endpoint]:
-    """Return the body with the model that the path names, and the endpoint that is asked for."""
+def _body_and_endpoint(asked: PathRequest, method: str, body: bytes, *, anthropic: bool) -> tuple[bytes, Endpoint]:
+    """Return the body with the model that the path names, and the endpoint of the request."""
     body = asked.named_in(body)
     return body, endpoint(method, asked.path, anthropic=anthropic, body=body)
 
 
-def _no_socket(path: str) -> NoWebSocket:
+def _no_websocket(path: str) -> NoWebSocket:
     if path == SOCKET_PATH:
-        # What stands between did not pass `Upgrade` on.
+        # A proxy between the client and the gateway did not forward `Upgrade`.
         return NoWebSocket(
-            "This handshake came without its Upgrade header. Have the proxy in front of the gateway pass it on, or "
-            "send requests by POST, with stream: true for events."
+            "This WebSocket handshake has no Upgrade header. Configure the proxy in front of the gateway to forward "
+            "it, or send requests by POST, with stream: true for events."
         )
-    return NoWebSocket("There is a WebSocket under /v1/responses only. Send requests by POST.")
+    return NoWebSocket("Only /v1/responses supports WebSockets. Send requests by POST.")
 
 
 def as_fault(error: Exception, request_id: str) -> GatewayError:
-    """What a client is told; of a bug, which is logged, no more than where its reason stands."""
+    """Return the error for the client. A bug is logged, and the error contains only the id to find it."""
     if isinstance(error, GatewayError):
         return error
-    logger.error("call %s failed in a bug", request_id, exc_info=error)
-    return InternalError(f"The gateway failed; the operator finds the reason under {request_id}.")
+    logger.error("call %s failed because of a bug", request_id, exc_info=error)
+    return InternalError(f"The gateway failed. Its operator finds the reason in the log under {request_id}.")
 
 
 async def send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
-    """Answer a call that cannot be answered through the pipeline, and end the connection."""
+    """Send an error for a call that did not reach the pipeline, and close the connection."""
     body = target.dialect.error(fault, request_id)
     headers: Headers = [
         (b"content-type", b"application/json"),

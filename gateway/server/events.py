@@ -1,7 +1,7 @@
 """/api/events: send the calls of all workers as server-sent events.
 
-One look at the store a second for all who listen here, and none while nobody does. What a listener does not take in
-time is dropped and counted; a call never waits for one.
+The worker reads the store once a second for all its listeners, and not at all without listeners. Events that a listener
+does not receive in time are dropped and counted. Calls never wait for a listener.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from gateway.server.shown import call_json, totals_json
 
 logger = logging.getLogger("gateway")
 
-#: listeners at one worker
+#: most listeners of one worker
 MOST_LISTENERS: Final = 64
-#: listeners with one client key, so that nobody takes all places
+#: most listeners with the same client key, so that one key cannot take all places
 MOST_OF_ONE: Final = 16
-#: events that may wait for one listener
+#: most events that wait for one listener
 MOST_WAITING: Final = 256
-#: calls that are read from the store at once, and how long those who listen get to take them
+#: calls that are read from the store at once, and the pause after them in which listeners receive the events
 _PAGE: Final = 128
 _PAUSE_S: Final = 0.01
-_LOOK_S: Final = 1.0
+_POLL_S: Final = 1.0
 _HEARTBEAT_S: Final = 15.0
-#: how long a listener may take nothing
-_STALLED_S: Final = 60.0
+#: seconds after which a listener that reads nothing is disconnected
+_STALL_TIMEOUT_S: Final = 60.0
 _HEARTBEAT: Final = b": \n\n"
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep events back
+    (b"x-accel-buffering", b"no"),  # otherwise nginx buffers events
 ]
 
 
 class _Listener:
-    """What waits for one listener."""
+    """The events that wait for one listener."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -61,34 +61,34 @@ class _Listener:
         self.news = asyncio.Event()
 
     def sees(self, settled: Settled) -> bool:
-        """Whether a call is one of its own."""
+        """Return True if the listener may see this call."""
         session, namespace = settled.call.session, self.access.namespace
         return namespace is None or (session is not None and session.namespace == namespace)
 
     def put(self, event: bytes) -> None:
-        """Have an event sent, or count it where too many wait."""
+        """Queue an event, or count it as missed if too many wait."""
         if len(self._waiting) >= MOST_WAITING:
             self.miss(1)
             return
-        self._tell_missed()
+        self._report_missed()
         self._waiting.append(event)
         self.news.set()
 
     def miss(self, number: int | None) -> None:
-        """So many events were dropped; None: nobody knows how many of them were its own."""
+        """Count dropped events. `number`: None if it is unknown how many of them the listener may see."""
         self._missed += number or 0
         self._is_unknown |= number is None
         self.news.set()
 
-    def _tell_missed(self) -> None:
+    def _report_missed(self) -> None:
         if self._missed or self._is_unknown:
             count = None if self._is_unknown else self._missed
             self._waiting.append(b"event: missed\ndata: " + msgspec.json.encode({"count": count}) + b"\n\n")
             self._missed, self._is_unknown = 0, False
 
     def take(self) -> bytes:
-        """All that waits."""
-        self._tell_missed()
+        """Return all waiting events and empty the queue."""
+        self._report_missed()
         self.news.clear()
         taken = b"".join(self._waiting)
         self._waiting.clear()
@@ -96,16 +96,16 @@ class _Listener:
 
 
 class EventsApi:
-    """The handler. `rules` gives those in force; the intervals are in seconds."""
+    """The handler of /api/events. `rules` returns the rules in force. Intervals are in seconds."""
 
     def __init__(
         self,
         store: Store,
         rules: Callable[[], ServerRules],
         *,
-        look_s: float = _LOOK_S,
+        look_s: float = _POLL_S,
         heartbeat_s: float = _HEARTBEAT_S,
-        stalled_s: float = _STALLED_S,
+        stalled_s: float = _STALL_TIMEOUT_S,
     ) -> None:
         self._store = store
         self._rules = rules
@@ -118,15 +118,17 @@ class EventsApi:
         self.is_stopping = False
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [Path("/api/events", wrapped(self._rules, self.events), methods=["GET"])]
 
     def _check_room(self, access: Access) -> None:
         if len(self._listeners) >= MOST_LISTENERS:
-            raise errors.Overloaded(f"{MOST_LISTENERS} programs listen already. Try again later.")
-        others = sum(one.access.namespace == access.namespace for one in self._listeners)
+            raise errors.Overloaded(f"The limit of {MOST_LISTENERS} event streams is reached. Try again later.")
+        others = sum(listener.access.namespace == access.namespace for listener in self._listeners)
         if access.namespace is not None and others >= MOST_OF_ONE:
-            raise errors.Overloaded(f"{MOST_OF_ONE} programs listen with this client key already. Try again later.")
+            raise errors.Overloaded(
+                f"This client key has {MOST_OF_ONE} event streams, which is the limit. Close one, or try again later."
+            )
 
     async def events(self, request: Request, access: Access) -> Any:
         """GET /api/events."""
@@ -145,16 +147,16 @@ class EventsApi:
         return _Stream(self, listener, lambda: self._may_stay(request, access))
 
     async def _may_stay(self, request: Request, access: Access) -> bool:
-        """Whether it would be let in as it was: its key may have been revoked since."""
+        """Return True if the request still has the same access: its key may have been revoked since."""
         with contextlib.suppress(errors.GatewayError):
             return await accessed(self._rules, request) == access
         return False
 
     async def _begin(self) -> None:
-        """Note which call was settled last, as later ones are news, and start to look for those.
+        """Note the last settled call and start to poll the store for later ones.
 
         Raises:
-            StoreUnavailable: that cannot be read.
+            StoreUnavailable: the last call cannot be read.
         """
         if self._cursor is None:
             now = (await self._store.latest(None, 0)).cursor
@@ -164,30 +166,30 @@ class EventsApi:
             self._looking = asyncio.create_task(self._look())
 
     def leave(self, listener: _Listener) -> None:
-        """Forget a listener."""
+        """Remove a listener."""
         self._listeners.discard(listener)
 
     async def _look(self) -> None:
         while self._listeners:
             await asyncio.sleep(self._look_s)
             try:
-                await self._tell_news()
+                await self._send_news()
             except errors.StoreUnavailable:
-                pass  # what is settled meanwhile is seen when it is back
+                pass  # calls settled meanwhile are read when the store is available again
             except Exception:
-                logger.exception("events were not read this time")
+                logger.exception("reading events from the store failed; it will be tried again")
         self._cursor = None
 
-    async def _tell_news(self) -> None:
+    async def _send_news(self) -> None:
         while self._listeners:
             latest = await self._store.latest(self._cursor, _PAGE)
-            self._tell(latest)
+            self._distribute(latest)
             if latest.cursor == self._cursor:
                 return
             self._cursor = latest.cursor
             await asyncio.sleep(_PAUSE_S)
 
-    def _tell(self, latest: LatestCalls) -> None:
+    def _distribute(self, latest: LatestCalls) -> None:
         for listener in self._listeners if latest.missed else ():
             listener.miss(latest.missed if listener.access.namespace is None else None)
         for settled in latest.settled:
@@ -207,7 +209,7 @@ class EventsApi:
             listener.news.set()
 
     async def aclose(self) -> None:
-        """Stop looking."""
+        """Stop polling the store."""
         self.stop()
         if self._looking is not None:
             self._looking.cancel()
@@ -215,7 +217,7 @@ class EventsApi:
 
 
 class _Stream(Response):
-    """The answer to one listener, which ends when it leaves, may no longer listen, or the gateway stops."""
+    """The response to one listener. It ends when the listener leaves, loses its access, or the gateway stops."""
 
     def __init__(self, api: EventsApi, listener: _Listener, may_stay: Callable[[], Awaitable[bool]]) -> None:
         super().__init__()
@@ -225,9 +227,9 @@ class _Stream(Response):
         self._asked_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Send the stream."""
         del scope
-        tasks = {asyncio.create_task(self._send(send)), asyncio.create_task(_left(receive))}
+        tasks = {asyncio.create_task(self._send(send)), asyncio.create_task(_wait_for_disconnect(receive))}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -236,7 +238,7 @@ class _Stream(Response):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
             self._api.leave(self._listener)
         for error in ended:
-            # A listener that takes nothing is told by its connection that breaks; all else is a bug, for the log.
+            # A timeout means that the listener read nothing: its connection breaks. Other errors are bugs.
             if isinstance(error, Exception) and not isinstance(error, TimeoutError):
                 raise error
 
@@ -244,14 +246,14 @@ class _Stream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         piece = _HEARTBEAT
         while piece:
-            # One that takes nothing holds a place that others wait for: its connection breaks.
+            # A listener that reads nothing would keep its place for ever.
             async with asyncio.timeout(self._api.stalled_s):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             piece = await self._next()
         await send({"type": "http.response.body", "body": b""})
 
     async def _next(self) -> bytes:
-        """What is new, or a sign of life; nothing at the end."""
+        """Return new events or a heartbeat, or empty bytes at the end."""
         if not self._api.is_stopping:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._api.heartbeat_s):
@@ -265,13 +267,13 @@ class _Stream(Response):
         return taken if self._api.is_stopping else taken or _HEARTBEAT
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def event(settled: Settled, access: Access) -> bytes:
-    """One call as an event."""
+    """Return a settled call as an event `call`."""
     totals = totals_json(settled.totals) if settled.totals is not None else None
     data = msgspec.json.encode({**call_json(settled.call, access), "totals": totals})
     return b"event: call\nid: %b\ndata: %b\n\n" % (settled.call.call_id.encode(), data)

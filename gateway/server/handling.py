@@ -1,4 +1,4 @@
-"""Wrap each handler of /api: authentication, JSON responses and errors."""
+"""Wrap the handlers of /api: authenticate the caller, and encode responses and errors as JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from gateway.server.unrecorded import UnrecordedRefusals
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-#: the format and the operation of requests to /api that are refused
+#: dialect and operation in the record of a refused request to /api
 _API: Final = "api"
 _NO_STORE: Final = {"cache-control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRules:
-    """What a reload replaces. `id_headers`: those that name a session, before the known ones.
+    """The parts that a reload replaces.
 
-    `unrecorded` and `new_id` stay: they note who was refused, under a new id.
+    `id_headers`: configured headers that name a session; they have priority over the built-in ones. `unrecorded` and
+    `new_id` are not replaced: they note refused requests under a new id.
     """
 
     authenticator: Authenticator
@@ -54,7 +55,7 @@ class ServerRules:
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """What is served the same to everybody. `tag`: as HTTP's `ETag`."""
+    """A file that is the same for every client. `kind`: media type; `tag`: value of the header `ETag`."""
 
     body: bytes
     kind: str
@@ -62,12 +63,12 @@ class StaticFile:
 
     @classmethod
     def of(cls, body: bytes, kind: str) -> StaticFile:
-        """The file with this content, of this media type."""
+        """Return a file with this content and media type."""
         return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str]) -> Response:
-    """The file, or 304 where whoever asks has it already."""
+    """Return the file, or 304 if the client already has it."""
     headers = {**headers, "etag": file.tag}
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
     if file.tag in known:
@@ -76,11 +77,11 @@ def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str])
 
 
 def wrapped(rules: Callable[[], ServerRules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
-    """The handler, told who asks; its answer is written as JSON and its faults as errors."""
+    """Return a handler that authenticates the caller, and encodes the result and errors as JSON."""
 
     async def handle(request: Request) -> Response:
         try:
-            return _answer(await handler(request, await accessed(rules, request)))
+            return _response(await handler(request, await accessed(rules, request)))
         except errors.GatewayError as fault:
             return fault_response(fault)
 
@@ -88,40 +89,40 @@ def wrapped(rules: Callable[[], ServerRules], handler: Callable[[Request, Access
 
 
 async def accessed(rules: Callable[[], ServerRules], request: Request) -> Access:
-    """What whoever asks may see and do.
+    """Return what the sender of a request to /api may see and change.
 
     Raises:
-        Unauthenticated, Forbidden: nothing.
+        Unauthenticated, Forbidden: the sender has no access.
     """
     peer, headers = request.client.host if request.client else None, request.scope["headers"]
     await rules().keys.ready()
-    now = rules()
+    in_force = rules()
     try:
-        return now.authenticator.api(headers, peer)
+        return in_force.authenticator.api(headers, peer)
     except errors.Unauthenticated as fault:
-        # Without any credential it is a browser that opens the dashboard, which then asks for a key.
+        # A request without a credential comes from the dashboard, which then asks the user for a key.
         if credential_hash(headers) is not None:
-            now.unrecorded.note(fault, headers, now.new_id(), _API, _API)
+            in_force.unrecorded.note(fault, headers, in_force.new_id(), _API, _API)
         raise
 
 
 def fault_response(fault: errors.GatewayError) -> Response:
-    """An error of ours on a path that no dialect speaks."""
+    """Return an error of the gateway on one of its own paths, in the format of OpenAI's API."""
     headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
     return Response(openai_errors.body(fault), fault.status, {**headers, **_NO_STORE}, "application/json")
 
 
-def _answer(found: Any) -> Response:
-    if isinstance(found, Response):
-        return found
-    return _text(found) if isinstance(found, str) else _json(found)
+def _response(result: Any) -> Response:
+    if isinstance(result, Response):
+        return result
+    return _text_response(result) if isinstance(result, str) else _json_response(result)
 
 
-def _text(text: str) -> Response:
-    """What a tool said, for whoever asks; a browser must not take it for a page."""
+def _text_response(text: str) -> Response:
+    """Return a tool result as plain text. The headers prevent a browser from treating it as a page."""
     headers = {**_NO_STORE, "x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
     return Response(text.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _json(value: Any) -> Response:
+def _json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers=_NO_STORE)

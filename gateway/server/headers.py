@@ -33,7 +33,7 @@ from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.record import ContextRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 
-#: a session's totals in one, and how the names of all those begin that tell of them
+#: the session's totals as JSON, and the prefix of all headers with totals
 CUMULATIVE_USAGE: Final = b"x-session-cumulative-token-usage"
 CUMULATIVE: Final = CUMULATIVE_USAGE.removesuffix(b"token-usage")
 USAGE_FINAL: Final = b"x-session-usage-final"
@@ -41,7 +41,7 @@ SHOULD_RETRY: Final = b"x-should-retry"
 #: the gateway's id of a request; the name `x-request-id` belongs to the provider's own id, which its support asks for
 GATEWAY_REQUEST_ID: Final = b"x-gateway-request-id"
 
-#: the response headers of the gateway and what they say; a web page of an allowed origin may read them
+#: the gateway's response headers and their descriptions; web pages of allowed origins may read them
 EXPOSED: Final[Mapping[str, str]] = {
     "x-gateway-request-id": (
         "key of `GET /api/calls/{request_id}`: the `x-request-id` of the request, or an id that the gateway made"
@@ -50,27 +50,29 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-cumulative-token-usage": (
         'the session\'s totals as JSON: `{"promptTokens":…,"completionTokens":…,"totalTokens":…}`'
     ),
-    "x-session-cumulative-total-tokens": "the session's total as a plain number",
-    "x-session-cumulative-input-tokens": "its input tokens, cached ones included",
-    "x-session-cumulative-output-tokens": "its output tokens, reasoning included",
-    "x-session-cumulative-cached-tokens": "its input tokens that the provider served from its cache",
-    "x-session-cumulative-cost-usd": "what it cost, with six decimals; absent once a call's price is unknown",
-    "x-session-cumulative-calls": "the number of its charged calls",
+    "x-session-cumulative-total-tokens": "the session's total tokens as a plain number",
+    "x-session-cumulative-input-tokens": "the session's input tokens, including cached tokens",
+    "x-session-cumulative-output-tokens": "the session's output tokens, including reasoning tokens",
+    "x-session-cumulative-cached-tokens": "the session's input tokens from the provider's cache",
+    "x-session-cumulative-cost-usd": (
+        "the session's cost in US dollars, with six decimals; absent once a call's price is unknown"
+    ),
+    "x-session-cumulative-calls": "the session's number of charged calls",
     "x-session-usage-final": (
-        "`true`: the totals include this call; `false`: not yet, because it is a stream; absent without totals"
+        "`true`: the totals include this call; `false`: they do not yet, because it is a stream; absent without totals"
     ),
     "x-session-usage-source": "source of the totals: `provider`, `estimated` or `mixed`",
     "x-session-budget-limit-tokens": (
-        "limit of the token budget with the least left: the session's, a parent's or the key's"
+        "limit of the token budget with the least remaining: the session's, a parent's or the client key's"
     ),
-    "x-session-budget-remaining-tokens": "remaining budget, minus what running calls have reserved",
-    "x-session-budget-limit-usd": "the same with a budget in US dollars",
-    "x-session-budget-remaining-usd": "remaining budget in US dollars, with six decimals",
-    "x-session-budget-warning": "the used share of the budget, from `budget.warn_at` on",
+    "x-session-budget-remaining-tokens": "remaining tokens of that budget, minus what running calls have reserved",
+    "x-session-budget-limit-usd": "limit of the US dollar budget with the least remaining",
+    "x-session-budget-remaining-usd": "remaining US dollars of that budget, with six decimals",
+    "x-session-budget-warning": "the used share of the budget, if it is at least `budget.warn_at`",
     "x-session-unmetered": "`true`: the call is billed after its response, and is not in the totals of any session",
     "x-token-usage": "usage of this call, if it is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
-    "x-context-tokens-original": "the same for what the client sent",
+    "x-context-tokens-original": "the same number for the request that the client sent",
     "x-context-trimmed": (
         "`none`, or the number of messages (items in a Responses request) by what was done with them: "
         "`dedupe=3,condense=12,drop=4`. `table`, `summary`, `handle_only`: tool results in that response mode. "
@@ -81,21 +83,21 @@ EXPOSED: Final[Mapping[str, str]] = {
         "why thinking blocks are not sent: a `trim`, a `mode` or `tools` changed what was before them; `earlier`: "
         "removed on earlier calls; `refused` by the provider, and the request was repaired"
     ),
-    "x-context-shadow": "with `trim: shadow`: what would have been done",
+    "x-context-shadow": "with `trim: shadow`: what trimming would have done, in the format of `x-context-trimmed`",
     "x-context-conversation-tokens": (
-        "tokens of texts, tool calls and thinking in what was sent; without tool results, tool definitions and images"
+        "tokens of texts, tool calls and thinking in what was sent, without tool results, tool definitions and images"
     ),
     "x-context-tool-tokens": "tokens of tool results in what was sent, each counted once",
-    "x-context-budget-tokens": "input tokens that this call may have; absent without a limit",
-    "x-context-remaining-tokens": "what remains of that budget after this request and its margin: room for results",
+    "x-context-budget-tokens": "most input tokens of this call; absent without a limit",
+    "x-context-remaining-tokens": "remaining input tokens of that budget after this request and its margin",
     "x-context-unseen": (
         "references to content that only the provider has: `previous_response_id`, `file_id`, `file_url`. "
         "It is billed, but neither trimmed nor counted, except for what the session knows of an earlier response"
     ),
-    "x-response-mode": "the mode in force for tool results: `raw`, `table`, `summary` or `handle_only`",
-    "x-session-step": "the step that is active",
-    "x-session-sequence-index": "index of the entry of its sequence that is due, from 0",
-    "x-session-step-warning": "tools that the response calls although they are not due or not allowed",
+    "x-response-mode": "response mode of tool results: `raw`, `table`, `summary` or `handle_only`",
+    "x-session-step": "the active step",
+    "x-session-sequence-index": "index of the sequence entry that is due, from 0",
+    "x-session-step-warning": "tools in the response that are not due or not allowed",
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
@@ -104,38 +106,38 @@ EXPOSED: Final[Mapping[str, str]] = {
     ),
 }
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
-#: bounded, as `int` refuses thousands of digits
+#: limited in length, because `int` raises an error for thousands of digits
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
 _TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
 _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
-#: not ours, and forwarded as it comes
-_BETAS: Final = b"anthropic-beta"
-#: what `directives` looks at
-_HEEDED: Final = frozenset({*DIRECTIVES, _BETAS})
-#: what is done to a request also where trimming is only decided
-_ALWAYS_DONE: Final = frozenset({*MODES, "thinking"})
-#: names of tools in a warning
-_STRAYS: Final = 8
+#: not a header of the gateway; it is read and forwarded unchanged
+_ANTHROPIC_BETA: Final = b"anthropic-beta"
+#: names of all headers that `directives` reads
+_DIRECTIVE_NAMES: Final = frozenset({*DIRECTIVES, _ANTHROPIC_BETA})
+#: changes that `trim: shadow` does not prevent
+_DONE_IN_SHADOW: Final = frozenset({*MODES, "thinking"})
+#: most names of tools in a warning
+_MOST_TOOL_NAMES: Final = 8
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def request_id(headers: Headers) -> str | None:
-    """The caller's own request id, if it can be echoed and kept: 1-128 visible ASCII characters."""
+    """Return the client's request id, or None if it is missing or not 1 to 128 visible ASCII characters."""
     value = header(headers, REQUEST_ID)
     return value.decode() if _REQUEST_ID_FORM.fullmatch(value) else None
 
 
 def directives(headers: Headers) -> Directives:
-    """What a request's headers ask of the gateway.
+    """Read the headers that change how the gateway handles a request.
 
     Raises:
-        InvalidRequest: one of them says nothing that is known.
+        InvalidRequest: a header has an invalid value.
     """
-    if _HEEDED.isdisjoint(dict(headers)):
+    if _DIRECTIVE_NAMES.isdisjoint(dict(headers)):
         return NO_DIRECTIVES
     return Directives(
         _options(headers),
-        _declared(headers),
+        _declared_budget(headers),
         _response_mode(headers),
         _name(headers, PARENT, "a session id"),
         _name(headers, AGENT, "the name of an agent"),
@@ -143,10 +145,10 @@ def directives(headers: Headers) -> Directives:
 
 
 def _options(headers: Headers) -> ContextOptions:
-    """What a request's headers ask of its context.
+    """Read the headers about the context of a request.
 
     Raises:
-        InvalidRequest: one of them says nothing that is known.
+        InvalidRequest: a header has an invalid value.
     """
     trim: Trim | None = None
     budget: int | None = None
@@ -155,105 +157,105 @@ def _options(headers: Headers) -> ContextOptions:
         if name == CONTEXT_TRIM:
             trim = _TRIMS.get(value.strip().lower())
             if trim is None:
-                raise _wrong(CONTEXT_TRIM, "off, auto or shadow")
+                raise _invalid(CONTEXT_TRIM, "off, auto or shadow")
         elif name == CONTEXT_BUDGET:
             asked = context_budget(value, f"The header {CONTEXT_BUDGET.decode()}", CONTEXT_BUDGET.decode())
             budget = min(asked, budget or MAX_TOKENS)
-        elif name == _BETAS:
+        elif name == _ANTHROPIC_BETA:
             betas |= {beta.strip() for beta in value.decode("latin-1").split(",")}
     return ContextOptions(trim, budget, betas=betas)
 
 
 def context_budget(value: bytes, what: str, param: str) -> int:
-    """The tokens that a request asks its context to fit into; `what`: how a complaint names the value.
+    """Return the context budget of a request in tokens. `what`: name of the value in an error.
 
     Raises:
-        InvalidRequest: it is no such number.
+        InvalidRequest: the value is not a whole number from 1.
     """
     if not _BUDGET_FORM.fullmatch(value.strip()):
-        raise InvalidRequest(f"{what} is a number of input tokens, 1 or more.", param=param)
+        raise InvalidRequest(f"{what} must be a number of input tokens, 1 or more.", param=param)
     return int(value)
 
 
-def _declared(headers: Headers) -> Limits:
-    """The session budget that a request declares; the least where it does so twice.
+def _declared_budget(headers: Headers) -> Limits:
+    """Return the session budget that a request declares. Of repeated headers, the lowest value is used.
 
     Raises:
-        InvalidRequest: it is no number.
+        InvalidRequest: a value is not a number.
     """
     tokens: int | None = None
     nano_usd: int | None = None
     for name, value in headers:
         if name == BUDGET_TOKENS:
             if not _TOKENS_FORM.fullmatch(value.strip()):
-                raise _wrong(BUDGET_TOKENS, "a number of tokens")
+                raise _invalid(BUDGET_TOKENS, "a number of tokens")
             tokens = min(int(value), tokens if tokens is not None else MAX_TOKENS)
         elif name == BUDGET_USD:
             if not _USD_FORM.fullmatch(value.strip()):
-                raise _wrong(BUDGET_USD, "a number of US dollars, such as 0.50")
+                raise _invalid(BUDGET_USD, "a number of US dollars, such as 0.50")
             asked = nano(min(Decimal(MOST_USD), Decimal(value.strip().decode())))
             nano_usd = min(asked, nano_usd if nano_usd is not None else asked)
     return NO_LIMITS if tokens is None and nano_usd is None else Limits(tokens, nano_usd)
 
 
 def _response_mode(headers: Headers) -> ResponseMode:
-    """How a request asks for its tool results to be shown; the strictest where it says so twice.
+    """Return the requested response mode. Of repeated headers, the strictest mode is used.
 
     Raises:
-        InvalidRequest: it is none of the modes.
+        InvalidRequest: the mode is unknown.
     """
     mode: ResponseMode = "raw"
     for name, value in headers:
         if name == RESPONSE_MODE:
-            asked = next((one for one in MODES if one.encode() == value.strip().lower()), None)
+            asked = next((known for known in MODES if known.encode() == value.strip().lower()), None)
             if asked is None:
-                raise _wrong(RESPONSE_MODE, f"one of {', '.join(MODES)}")
+                raise _invalid(RESPONSE_MODE, f"one of {', '.join(MODES)}")
             mode = stricter(mode, asked)
     return mode
 
 
 def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
-    """The name that a header gives; None where it is not there. `what`: what kind of name that is, for a complaint.
+    """Return the name in a header, or None without the header. `what`: kind of the name, for an error.
 
     Raises:
-        InvalidRequest: it is no name.
+        InvalidRequest: the name is not valid.
     """
     for name, value in headers:
         if name == wanted:
             text = value.decode("latin-1").strip()
             if not is_valid(text):
-                raise _wrong(wanted, f"{what}: {ID_FORM}")
+                raise _invalid(wanted, f"{what}: {ID_FORM}")
             return text
     return None
 
 
-def _wrong(header: bytes, what: str) -> InvalidRequest:
-    """What is said of a header that cannot be read; `what`: what it has to be."""
-    return InvalidRequest(f"The header {header.decode()} is {what}.", param=header.decode())
+def _invalid(header: bytes, what: str) -> InvalidRequest:
+    """Return the error about an invalid header. `what`: what its value must be."""
+    return InvalidRequest(f"The header {header.decode()} must be {what}.", param=header.decode())
 
 
 def usage_json(usage: Usage | Totals) -> bytes:
-    """`{"promptTokens":…,"completionTokens":…,"totalTokens":…}`."""
+    """Return token counts as JSON: `{"promptTokens":…,"completionTokens":…,"totalTokens":…}`."""
     return (
         b'{"promptTokens":%d,"completionTokens":%d,"totalTokens":%d}'
         % (usage.input_tokens, usage.output_tokens, usage.total_tokens)
     )  # fmt: skip
 
 
-def _of_call(charge: Charge | None, allowance: Allowance | None, stepped: ActiveStep | None) -> Headers:
-    """What is known of a call once it has ended, beside its session's totals."""
+def _call_headers(charge: Charge | None, allowance: Allowance | None, stepped: ActiveStep | None) -> Headers:
+    """Return the headers of an ended call, without its session's totals."""
     headers: Headers = []
     if charge is not None:
         headers.append((b"x-token-usage", usage_json(charge.usage)))
     if allowance is not None:
-        headers += _of_allowance(allowance)
+        headers += _allowance_headers(allowance)
     if stepped is not None:
-        headers += _of_steps(stepped)
+        headers += _step_headers(stepped)
     return headers
 
 
 def of_reply(reply: ClientResponse, request: str) -> Headers:
-    """Our headers on a reply, after the provider's."""
+    """Return the gateway's headers of a response. They follow the provider's headers."""
     headers: Headers = [
         (GATEWAY_REQUEST_ID, request.encode()),
         (b"x-gateway-overhead-ms", b"%.2f" % (reply.overhead_s * 1000)),
@@ -261,19 +263,19 @@ def of_reply(reply: ClientResponse, request: str) -> Headers:
     if reply.session is not None:
         headers.append((b"x-session-id", reply.session.id.encode()))
         if reply.totals is not None:
-            headers += _of_totals(reply.totals)
+            headers += _totals_headers(reply.totals)
             headers.append((USAGE_FINAL, b"true" if reply.final else b"false"))
     if reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
-        headers += _of_context(reply.context)
+        headers += _context_headers(reply.context)
     if reply.allowance is not None:
-        headers += _of_allowance(reply.allowance)
-    headers += _of_what_is_not_counted(reply)
+        headers += _allowance_headers(reply.allowance)
+    headers += _uncounted_headers(reply)
     if reply.mode is not None:
         headers.append((b"x-response-mode", reply.mode.encode()))
     if reply.stepped is not None:
-        headers += _of_steps(reply.stepped)
+        headers += _step_headers(reply.stepped)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
@@ -281,7 +283,7 @@ def of_reply(reply: ClientResponse, request: str) -> Headers:
     return headers
 
 
-def _of_what_is_not_counted(reply: ClientResponse) -> Headers:
+def _uncounted_headers(reply: ClientResponse) -> Headers:
     headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_unfitted else []
     if reply.unseen:
         headers.append((b"x-context-unseen", ",".join(reply.unseen).encode()))
@@ -290,7 +292,7 @@ def _of_what_is_not_counted(reply: ClientResponse) -> Headers:
     return headers
 
 
-def _of_totals(totals: Totals) -> Headers:
+def _totals_headers(totals: Totals) -> Headers:
     headers: Headers = [
         (CUMULATIVE_USAGE, usage_json(totals)),
         (b"x-session-cumulative-total-tokens", b"%d" % totals.total_tokens),
@@ -305,10 +307,10 @@ def _of_totals(totals: Totals) -> Headers:
     return headers
 
 
-def _of_context(context: ContextRecord) -> Headers:
-    # With `trim: shadow` the rules of trimming are only decided. Modes and removed thinking are sent as they are.
-    done = {rule: number for rule, number in context.trimmed.items() if not context.shadow or rule in _ALWAYS_DONE}
-    trimmed, sent = _rules(context.trimmed), _rules(done)
+def _context_headers(context: ContextRecord) -> Headers:
+    # With `trim: shadow`, trimming is only decided. Response modes and removed thinking still apply.
+    done = {rule: number for rule, number in context.trimmed.items() if not context.shadow or rule in _DONE_IN_SHADOW}
+    trimmed, sent = _rules_text(context.trimmed), _rules_text(done)
     headers: Headers = [
         (b"x-context-tokens", b"%d" % context.tokens),
         (b"x-context-tokens-original", b"%d" % context.original_tokens),
@@ -326,11 +328,11 @@ def _of_context(context: ContextRecord) -> Headers:
     return headers
 
 
-def _rules(numbers: Mapping[str, int]) -> bytes:
+def _rules_text(numbers: Mapping[str, int]) -> bytes:
     return ",".join([f"{rule}={number}" for rule, number in numbers.items()]).encode() or b"none"
 
 
-def _of_allowance(allowance: Allowance) -> Headers:
+def _allowance_headers(allowance: Allowance) -> Headers:
     headers: Headers = []
     if allowance.limit_tokens is not None:
         headers.append((b"x-session-budget-limit-tokens", b"%d" % allowance.limit_tokens))
@@ -343,8 +345,8 @@ def _of_allowance(allowance: Allowance) -> Headers:
     return headers
 
 
-def _of_steps(stepped: ActiveStep) -> Headers:
-    """The step, and the place in its sequence that is due; nothing where no step is active."""
+def _step_headers(stepped: ActiveStep) -> Headers:
+    """Return the active step and its sequence index, and a warning about stray calls."""
     headers: Headers = []
     step = stepped.step
     if step is not None:
@@ -352,14 +354,14 @@ def _of_steps(stepped: ActiveStep) -> Headers:
         if (place := stepped.agent.place(stepped.state)) is not None:
             headers.append((b"x-session-sequence-index", b"%d" % place))
     if stepped.stray:
-        # A tool's name is the model's to choose.
-        names = ", ".join(stepped.stray[:_STRAYS]).encode("ascii", "replace")
+        # The model can choose any name, so it may contain other characters than ASCII.
+        names = ", ".join(stepped.stray[:_MOST_TOOL_NAMES]).encode("ascii", "replace")
         headers.append((b"x-session-step-warning", b"not due or not allowed: " + names))
     return headers
 
 
 def of_fault(fault: GatewayError) -> Headers:
-    """What tells a client whether to send the call again."""
+    """Return the headers about retries: whether a client should retry, and when."""
     headers: Headers = [(SHOULD_RETRY, b"true" if fault.retry else b"false")]
     if fault.retry_after is not None:
         headers.append((b"retry-after", b"%d" % fault.retry_after))
@@ -369,10 +371,10 @@ def of_fault(fault: GatewayError) -> Headers:
 def totals_comment(
     totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: ActiveStep | None = None
 ) -> bytes:
-    """The last comment of a stream, as SSE comment lines: what a finished answer says in its headers.
+    """Return the last comment of a stream, as SSE comment lines with the headers of the settled call.
 
-    The totals as JSON are its last line, where who reads a stream by eye looks first.
+    The totals as JSON are the last line, where a person who reads the stream looks first.
     """
-    usage, *numbers = _of_totals(totals)
-    found = [*numbers, *_of_call(charge, allowance, stepped), usage]
-    return b"\n".join([b": %b: %b" % pair for pair in found]) + b"\n\n"
+    usage, *numbers = _totals_headers(totals)
+    headers = [*numbers, *_call_headers(charge, allowance, stepped), usage]
+    return b"\n".join([b": %b: %b" % pair for pair in headers]) + b"\n\n"

@@ -1,6 +1,6 @@
 """/api/health: report the state of the store, the providers and the running calls.
 
-Only for requests that may see all sessions.
+Only for requests with access to all sessions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ STATES: Final[tuple[State, ...]] = get_args(State)
 
 @dataclass(frozen=True, slots=True)
 class ProviderHealth:
-    """How a provider has done of late, as this worker saw it.
+    """The recent state of a provider, from the view of this worker.
 
     Attributes:
-        adapter: how it is spoken to, as in the configuration.
-        state: one of `STATES`: its last call went well; it failed since; it failed too often in a row and is not asked;
-            it was not called yet; and the gateway has no key for it either, so that only callers with their own can.
-        failures: the last ones in a row.
-        asked_in_s: seconds until it is asked again where it is left alone.
+        adapter: as in the configuration.
+        state: one of `STATES`:
+            - `ok`: its last call succeeded
+            - `failing`: its last calls failed
+            - `left_alone`: the circuit is open after too many failures in a row; no calls are sent
+            - `not_called`: not called yet
+            - `no_key`: not called yet, and the gateway has no key for it, so callers must send their own
+        failures: consecutive failures.
+        asked_in_s: seconds until the provider is tried again, if the circuit is open.
     """
 
     name: str
@@ -45,17 +49,17 @@ class ProviderHealth:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """What one worker process knows of itself. Times are seconds since the epoch.
+    """The state of one worker process. Times are Unix times in seconds.
 
     Attributes:
-        workers: number of processes that were started; all other numbers here are of one of them.
-        calls: number of calls under way.
-        holds: number of holds that it keeps alive.
-        store: its kind and place, without a password.
-        is_unavailable: the store could not be used when it was used last.
+        workers: number of worker processes; all other numbers are of this worker only.
+        calls: number of running calls.
+        holds: number of holds whose leases this worker renews.
+        store: URL of the store, without the password.
+        is_unavailable: the store was unavailable when it was used last.
         waiting: number of settled calls that wait for the store.
-        on_failure: what becomes of new calls while the store is away.
-        unrecorded_refusals: those without a record in the store, the newest first.
+        on_failure: what happens to new calls while the store is unavailable.
+        unrecorded_refusals: refusals without a call record, newest first.
     """
 
     version: str
@@ -74,7 +78,7 @@ class WorkerHealth:
 
 
 class HealthApi:
-    """The handler. `look` gives what the worker knows now."""
+    """The handler of /api/health. `look` returns the present state of the worker."""
 
     def __init__(self, store: Store, rules: Callable[[], ServerRules], look: Callable[[], WorkerHealth]) -> None:
         self._store = store
@@ -82,7 +86,7 @@ class HealthApi:
         self._look = look
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [Path("/api/health", wrapped(self._rules, self.health), methods=["GET"])]
 
     async def health(self, request: Request, access: Access) -> Any:
@@ -93,10 +97,10 @@ class HealthApi:
         return health_json(self._look(), problem)
 
     async def unready(self) -> str | None:
-        """Why calls that come now find the store away; None: they do not."""
+        """Return why the store is unavailable for new calls, or None if it is available."""
         problem, worker = await self._problem(), self._look()
         if problem is None and worker.is_unavailable:
-            return f"The store was away. Settled calls that wait for it: {worker.waiting}. Try again shortly."
+            return f"The store was unavailable, and {worker.waiting} settled calls wait for it. Try again shortly."
         return problem
 
     async def _problem(self) -> str | None:
@@ -108,7 +112,7 @@ class HealthApi:
 
 
 def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
-    """A worker's state as /api shows it. `problem`: why its store cannot be used, where it cannot."""
+    """Return the state of a worker as JSON. `problem`: why the store cannot be used; None if it can."""
     is_ready = problem is None and not worker.is_unavailable
     return {
         "status": "ready" if is_ready else "not ready",
@@ -130,7 +134,7 @@ def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
         },
         "default_provider": worker.default_provider,
         "providers": [asdict(provider) for provider in worker.providers],
-        "unrecorded_refusals": [_refusal_json(one) for one in worker.unrecorded_refusals],
+        "unrecorded_refusals": [_refusal_json(refusal) for refusal in worker.unrecorded_refusals],
     }
 
 

@@ -15,22 +15,22 @@ from gateway.core.stored import StoredKey
 
 logger = logging.getLogger("gateway")
 
-#: seconds within which a key that was added or revoked elsewhere is known here
-_FRESH_S: Final = 2.0
-#: seconds between two looks that no call waits for
-_LOOK_S: Final = 1.0
-#: seconds for which a store that could not be read is not asked again
-_UNAVAILABLE_S: Final = 0.5
+#: seconds within which this worker knows a key that was added or revoked by another process
+_MOST_AGE_S: Final = 2.0
+#: seconds between two reads in the background
+_POLL_S: Final = 1.0
+#: seconds until a store that could not be read is tried again
+_RETRY_S: Final = 0.5
 
 
 class KeyRing:
-    """Stored keys by their digest. Call `ready` before `keys` is looked at.
+    """The client keys of the store by their digest. Call `ready` before `keys` is read.
 
     Args:
-        store: where they are.
-        is_unavailable: whether the store is known to be unavailable. No call waits for it then.
+        store: where the keys are.
+        is_unavailable: returns True if the store is known to be unavailable. No call waits for it then.
         away: called with the error when the store turns out to be unavailable.
-        look_s: see `keep_fresh`.
+        look_s: seconds between two reads of `keep_fresh`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class KeyRing:
         *,
         is_unavailable: Callable[[], bool] = lambda: False,
         away: Callable[[StoreUnavailable], None] = lambda _: None,
-        look_s: float = _LOOK_S,
+        look_s: float = _POLL_S,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -48,8 +48,8 @@ class KeyRing:
         self._away = away
         self._look_s = look_s
         self._keys: Mapping[bytes, StoredKey] = {}
-        #: when the read began that these are from
-        self._as_of = -math.inf
+        #: start of the read that returned these keys
+        self._read_started_at = -math.inf
         self._read_at: float | None = None
         self._failed_at = 0.0
         self._failure: str | None = None
@@ -57,20 +57,20 @@ class KeyRing:
 
     @property
     def keys(self) -> Mapping[bytes, StoredKey]:
-        """As they were read last."""
+        """Return the keys of the last read."""
         return self._keys
 
     async def begin(self) -> None:
-        """Read the keys before anybody calls: then those known at the start open while the store is away."""
+        """Read the keys before the first call, so that they are known if the store becomes unavailable."""
         try:
             await self.ready()
         except StoreUnavailable:
-            pass  # the first call asks again
+            pass  # the first call tries again
         except Exception:
             logger.exception("the client keys in the store cannot be read")
 
     async def keep_fresh(self) -> None:
-        """Read the keys every `look_s` seconds, for ever, so that no call has to wait for that."""
+        """Read the keys every `look_s` seconds, for ever, so that calls need not wait for a read."""
         while True:
             await asyncio.sleep(self._look_s)
             if self._is_unavailable():
@@ -78,43 +78,43 @@ class KeyRing:
             try:
                 await self._read()
             except StoreUnavailable:
-                pass  # the next call asks for itself, and says so where it has to
+                pass  # the next call reads the keys itself, and reports the error if needed
             except Exception:
-                logger.exception("the client keys in the store were not read again this time")
+                logger.exception("reading the client keys from the store failed; it will be tried again")
 
     async def _read(self) -> None:
         began = self._clock()
         keys = {key.digest: key for key in await self._store.keys()}
-        # Of two reads at once the later one may be answered first: the other may have keys that were revoked since.
-        if began >= self._as_of:
-            self._keys, self._as_of, self._read_at = keys, began, began
+        # Of two parallel reads the later one may return first. The result of the other one is then outdated.
+        if began >= self._read_started_at:
+            self._keys, self._read_started_at, self._read_at = keys, began, began
 
     async def ready(self) -> None:
-        """Read the keys, if that was not done just now.
+        """Read the keys, unless they were read just now.
 
         Raises:
-            StoreUnavailable: they were never read. Nobody can say who may call.
+            StoreUnavailable: the keys were never read, so no caller can be authenticated.
         """
         if self._is_fresh():
             return
         asked_at = self._clock()
         async with self._lock:
-            # However long it took: what was asked for after a call came is fresh enough for that call.
-            if self._as_of >= asked_at or self._is_fresh():
+            # A read that started after this call came is fresh enough for it, however long the read took.
+            if self._read_started_at >= asked_at or self._is_fresh():
                 return
             try:
                 await self._read()
             except StoreUnavailable as error:
                 if not isinstance(error, StoreDamaged):
                     self._away(error)
-                # Those known a moment ago still hold; they are asked for again soon, not by each call.
+                # The keys of the last read remain valid. The next read follows soon, but not for each call.
                 if self._read_at is None:
                     self._failed_at, self._failure = self._clock(), error.message
                     raise
                 self._read_at = self._clock()
 
     def _is_fresh(self) -> bool:
-        if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _UNAVAILABLE_S:
-            # Else each call that waits for the lock would wait for the store as long once more.
+        if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _RETRY_S:
+            # Otherwise each call that waits for the lock would wait for the store again.
             raise StoreUnavailable(self._failure)
-        return self._read_at is not None and (self._clock() - self._read_at < _FRESH_S or self._is_unavailable())
+        return self._read_at is not None and (self._clock() - self._read_at < _MOST_AGE_S or self._is_unavailable())

@@ -1,6 +1,6 @@
-"""/metrics: serve the figures of all workers of this machine for Prometheus.
+"""/metrics: serve the metrics of all workers of this machine for Prometheus.
 
-Only for requests that may see all sessions.
+Only for requests with access to all sessions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.telemetry.metrics import CONTENT_TYPE, Metrics, State
 
 
 class MetricsApi:
-    """The handler. `look` says how the worker is doing; without `metrics` there are none."""
+    """The handler of /metrics. `look` returns the state of the worker. `metrics`: None if metrics are off."""
 
     def __init__(self, rules: Callable[[], ServerRules], metrics: Metrics | None, look: Callable[[], State]) -> None:
         self._rules = rules
@@ -28,16 +28,16 @@ class MetricsApi:
         self._look = look
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [Path("/metrics", wrapped(self._rules, self.metrics), methods=["GET"])]
 
     async def metrics(self, request: Request, access: Access) -> Any:
         """GET /metrics."""
         del request
         if self._metrics is None:
-            raise errors.NotFound("There are no metrics here (telemetry.metrics).")
+            raise errors.NotFound("Metrics are off. Turn them on with telemetry.metrics.")
         require_admin(access)
         self._metrics.look(self._look())
-        # Hundreds of models make a long text: milliseconds that the loop should not wait for.
+        # With hundreds of models this takes milliseconds, which must not block the event loop.
         text = await asyncio.to_thread(self._metrics.text)
         return Response(text, media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})

@@ -1,7 +1,6 @@
 """Split request paths into session and provider path.
 
-Clients of Azure OpenAI put their model into the path, as the deployment to call. They are understood as well: what
-they ask for is the same.
+Clients of Azure OpenAI name the model in the path, as the deployment to call. These paths are understood too.
 """
 
 from __future__ import annotations
@@ -16,43 +15,43 @@ from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.fields import read_fields, string_field, write_fields
 
-#: paths of OpenAI's and Anthropic's APIs, understood without /v1 in front for a base URL given without it
+#: paths of OpenAI's and Anthropic's APIs; they also work without /v1, for clients whose base URL lacks it
 _BARE: Final = (
     r"(?:chat/completions|completions|embeddings|responses|messages|models|assistants|audio|batches|containers"
     r"|conversations|evals|files|fine_tuning|images|moderations|threads|uploads|vector_stores|videos)(?:/|$)"
 )
 _IS_BARE: Final = re.compile(_BARE)
-#: the same behind what Azure's clients write before them, who may be given either address as their base URL
+#: the same paths with the prefixes of Azure's clients, for base URLs with and without /v1
 _AZURE: Final = re.compile(rf"(?:openai/(?:v1/)?)?(?:deployments/(?P<deployment>.+?)/)?(?P<path>{_BARE}.*)")
 _UNSAFE: Final = re.compile(rb"[\x00-\x1f\x7f\\;]")
-#: unreserved characters (RFC 3986, section 2.3), encoded
-_NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
-#: a slash, a percent sign, and where a query or a fragment begins, encoded
-_HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
-#: Paths whose bodies name a model. Some of Azure's clients write the deployment before all others, too.
-_OF_A_MODEL: Final = re.compile(
+#: percent-encoded unreserved characters (RFC 3986, section 2.3)
+_NEEDLESSLY_ENCODED: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
+#: percent-encoded slash, percent sign, question mark and number sign
+_ENCODED_SEPARATORS: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
+#: Paths whose bodies name a model. Some of Azure's clients also write the deployment before other paths.
+_WITH_MODEL: Final = re.compile(
     r"(?:(?:chat/)?completions|embeddings|moderations|responses(?:/compact|/input_tokens)?|messages(?:/count_tokens)?"
     r"|audio/.+|images/.+|videos)/?",
     re.IGNORECASE,
 )
-#: What is sent in these is no call. A server that knows TRACE repeats the request in its answer, with the gateway's key
-#: in it; after a CONNECT the connection may be a tunnel, and the next call would go into that.
+#: Methods that are never forwarded. The response to TRACE can contain the request with the gateway's key. After CONNECT
+#: the connection can become a tunnel, into which the next call would be sent.
 _NOT_FORWARDED: Final = frozenset({"TRACE", "CONNECT"})
-#: a parameter of Azure's clients, which says nothing to others
-_VERSION: Final = "api-version="
-#: paths that stay known, and the bytes of the longest: many name a session
-_KNOWN: Final = 1024
-_LONGEST_KNOWN: Final = 256
+#: query parameter of Azure's clients, which other providers do not know
+_API_VERSION: Final = "api-version="
+#: number of cached paths, and the longest one in bytes; many paths name a session
+_CACHED_PATHS: Final = 1024
+_LONGEST_CACHED: Final = 256
 
 
 class PathRequest(NamedTuple):
-    """What a path asks for.
+    """The parts of a request path.
 
     Attributes:
-        session: that it names.
-        path: relative to `/v1/`, still encoded.
-        azure: whether it was written as Azure's clients do.
-        deployment: the model that it names.
+        session: the session that the path names, or None.
+        path: path relative to `/v1/`, still percent-encoded.
+        azure: the path has the form of Azure's clients.
+        deployment: the model that the path names, or None.
     """
 
     session: str | None
@@ -61,19 +60,19 @@ class PathRequest(NamedTuple):
     deployment: str | None = None
 
     def query(self, raw: bytes) -> str:
-        """The query for the provider, still encoded. Azure's version is of an API that is not called."""
+        """Return the query for the provider, still encoded. `api-version` is removed, because Azure is not called."""
         query = raw.decode("latin-1")
         if not self.azure:
             return query
-        return "&".join([one for one in query.split("&") if not one.startswith(_VERSION)])
+        return "&".join([item for item in query.split("&") if not item.startswith(_API_VERSION)])
 
     def named_in(self, body: bytes) -> bytes:
-        """The body with the model in it that the path names; the same bytes where it says so already, or names none.
+        """Return the body with the model that the path names, or the same bytes if nothing needs to change.
 
         Raises:
-            InvalidRequest: it looks like a JSON object, and cannot be read.
+            InvalidRequest: the body starts like a JSON object, but cannot be parsed.
         """
-        if self.deployment is None or not _OF_A_MODEL.fullmatch(self.path):
+        if self.deployment is None or not _WITH_MODEL.fullmatch(self.path):
             return body
         if body.startswith(b"--"):
             return form_naming(self.deployment, body)
@@ -86,16 +85,16 @@ class PathRequest(NamedTuple):
 
 
 def split_path(raw_path: bytes, method: str = "POST") -> PathRequest:
-    """What a request's path asks for. Those that come again and again are looked at once.
+    """Split a request path into its parts. Short paths are cached.
 
-    `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
+    The path may start with `/s/{session}`. `/v1` may be missing before a known endpoint, and may be repeated.
 
     Raises:
         NotFound: nothing is forwarded under this path.
-        MethodNotAllowed: nothing is forwarded by this method.
-        InvalidRequest: the path leaves its folder, or holds control characters.
+        MethodNotAllowed: the method is never forwarded.
+        InvalidRequest: the path has `.` or `..` segments, control characters or needless encodings.
     """
-    return (_known_split if len(raw_path) <= _LONGEST_KNOWN else _split)(raw_path, method)
+    return (_cached_split if len(raw_path) <= _LONGEST_CACHED else _split)(raw_path, method)
 
 
 def _split(raw_path: bytes, method: str) -> PathRequest:
@@ -113,22 +112,28 @@ def _split(raw_path: bytes, method: str) -> PathRequest:
     azure = None if is_bare else _AZURE.fullmatch(path)
     if not path or not (versioned or is_bare or azure):
         raise NotFound(
-            "There is nothing under this path. Calls go to /v1 or to /s/SESSION/v1; sessions are under /api/sessions, "
-            "and the dashboard, where it is on, is /ui."
+            "This path does not exist. Send calls to /v1 or /s/SESSION/v1. Sessions are under /api/sessions; the "
+            "dashboard, if it is on, is at /ui."
         )
     plain = unquote_to_bytes(path)
     segments = plain.split(b"/")
     if any(segment in (b".", b"..") for segment in segments):
         raise InvalidRequest("The path must not contain . or .. segments.")
-    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not, nor any other mark of a path.
-    hidden = method not in WITHOUT_BODY and _HIDDEN.search(path)
-    # A path that two programs may read differently would be forwarded as one thing and metered as another.
-    # A space may be part of a name, as %20; at the end of a segment some servers drop it.
-    spaced = " " in path or any(segment != segment.strip(b" ") for segment in segments)
-    if _UNSAFE.search(plain) or spaced or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
+    # Names of models may contain a slash (GET models/org%2Fname). Paths of billed calls may not contain separators.
+    has_hidden_separator = method not in WITHOUT_BODY and _ENCODED_SEPARATORS.search(path)
+    # Two programs may read such a path differently. It could then be metered as one path and served as another.
+    # A name may contain a space (%20). Some servers drop a space at the end of a segment.
+    has_wrong_space = " " in path or any(segment != segment.strip(b" ") for segment in segments)
+    if (
+        _UNSAFE.search(plain)
+        or has_wrong_space
+        or b"" in segments[:-1]
+        or _NEEDLESSLY_ENCODED.search(path)
+        or has_hidden_separator
+    ):
         raise InvalidRequest(
-            "The path must not contain backslashes, semicolons, control characters, empty segments, spaces other than "
-            "%20 within a name, or letters, digits and marks of a path that are percent-encoded."
+            "The path must not contain backslashes, semicolons, control characters, empty segments, spaces except "
+            "%20 within a name, or percent-encoded letters, digits and separators."
         )
     if azure is None:
         return PathRequest(session, path)
@@ -136,4 +141,4 @@ def _split(raw_path: bytes, method: str) -> PathRequest:
     return PathRequest(session, azure["path"], azure=True, deployment=deployment and unquote(deployment))
 
 
-_known_split = lru_cache(_KNOWN)(_split)
+_cached_split = lru_cache(_CACHED_PATHS)(_split)

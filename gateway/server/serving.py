@@ -27,28 +27,28 @@ from gateway.upstream.keepalive import KeepaliveSettings, bound_unacknowledged
 
 logger = logging.getLogger("gateway")
 
-#: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
+#: longer than SDKs keep an idle connection, so that the gateway rarely closes one while a request is sent
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-#: seconds in which the client of a WebSocket has to answer a ping; one is sent every 20 s
+#: seconds in which a WebSocket client must answer a ping; a ping is sent every 20 s
 _PONG_S = 60.0
-#: Clients that wait are asked whether they are still there: phones and laptops leave without a word, and NATs forget
-#: whom they wait for. Three minutes are a tunnel, or another network.
-_ASKING = KeepaliveSettings(after_s=60, every_s=15, times=8)
-#: seconds without a sign of life after which a client has gone that something was sent to
-_UNHEARD_S = 180.0
-#: seconds for a worker to take notice of one signal before the next
-_HURRY_S = 0.2
-#: seconds for a worker to say whether it takes calls
-_ANSWERS_S = 1.0
-#: seconds for a worker that loads its modules to give a first sign of life, on a busy machine
-_STARTS_S = 120.0
-#: seconds between two tries to start a worker that could not, as the store is away: each takes a second of a core
-_AGAIN_S = 5.0
-#: seconds to wait for the first sign of life at each look; a signal to stop waits no longer than that
-_LOOKS_S = 0.1
-#: seconds of the grace that are left for calls to write their last, once the listeners are closed
-_LAST_S = 1
+#: TCP keepalive for waiting clients: phones and laptops vanish without closing, and NATs drop idle connections. Three
+#: minutes allow for a tunnel or a change of the network.
+_CLIENT_KEEPALIVE = KeepaliveSettings(after_s=60, every_s=15, times=8)
+#: seconds without an acknowledgement of sent data after which a client counts as gone
+_UNACKNOWLEDGED_S = 180.0
+#: seconds for a worker to handle one signal before the next
+_SIGNAL_GAP_S = 0.2
+#: seconds for a worker to report whether it accepts calls
+_READY_TIMEOUT_S = 1.0
+#: seconds for the first sign of life of a worker that loads its modules on a busy machine
+_START_TIMEOUT_S = 120.0
+#: seconds between two attempts to start a failed worker, for example without a store; each takes a CPU second
+_RESTART_DELAY_S = 5.0
+#: seconds that one check waits for a sign of life; a stop signal is delayed by this at most
+_POLL_S = 0.1
+#: seconds of the grace period for the last bytes of calls, after the listeners are closed
+_FINISH_S = 1
 
 
 def make_config(
@@ -61,7 +61,10 @@ def make_config(
     head_timeout_s: float,
     grace_s: float,
 ) -> ServerConfig:
-    """The configuration of a server of `app`: an ASGI application, or the import path of a function that makes one."""
+    """Return the configuration of a server.
+
+    `app`: an ASGI application, or with `factory` the import path of a function that creates one.
+    """
     config = ServerConfig(
         app,
         factory=factory,
@@ -70,7 +73,7 @@ def make_config(
         loop="auto",
         ws="none",
         ws_max_size=max_body,
-        # One message may be a whole conversation, and who sends it answers no ping meanwhile.
+        # One message can be a whole conversation. A client answers no ping while it sends a message.
         ws_ping_timeout=_PONG_S,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -81,7 +84,7 @@ def make_config(
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        # With 0, uvicorn would not even let a finished call write its answer.
+        # With 0, uvicorn would not let even a finished call write its response.
         timeout_graceful_shutdown=max(1, math.ceil(grace_s)),
     )
     config.max_head_bytes = max_head_bytes
@@ -91,22 +94,25 @@ def make_config(
 
 
 def bind(host: str, port: int, *, write_timeout_s: float = 0.0) -> socket.socket:
-    """A listening socket. Clients that vanish are noticed, none before it has taken nothing for `write_timeout_s`.
+    """Return a listening socket that detects vanished clients.
+
+    A client is not treated as gone before it has read nothing for `write_timeout_s`.
 
     Raises:
         OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    _ASKING.begin(listener)
-    bound_unacknowledged(listener, max(_UNHEARD_S, write_timeout_s))
+    _CLIENT_KEEPALIVE.begin(listener)
+    bound_unacknowledged(listener, max(_UNACKNOWLEDGED_S, write_timeout_s))
     return listener
 
 
 def stop_without_parent() -> None:
-    """Have this worker end its calls and stop once its supervisor is gone: nobody would reload, replace or stop it.
+    """Stop this worker, with its calls, when its supervisor is gone.
 
-    It would keep the port, too. To be called in the loop; a process that nobody supervises stays as it is.
+    Otherwise no process would reload, replace or stop the worker, and it would keep the port. Call this in the event
+    loop. In a process without a supervisor it does nothing.
     """
     parent, loop = multiprocessing.parent_process(), asyncio.get_running_loop()
     if parent is None:
@@ -114,28 +120,28 @@ def stop_without_parent() -> None:
 
     def stop() -> None:
         loop.remove_reader(parent.sentinel)
-        logger.error("the parent of all workers was killed: this one ends its calls and stops")
+        logger.error("the parent process of the workers was killed; this worker ends its calls and stops")
         signal.raise_signal(signal.SIGTERM)
 
     loop.add_reader(parent.sentinel, stop)
 
 
 class WorkerServer(uvicorn.Server):
-    """One worker. `ready` is called once calls are taken."""
+    """The server of one worker. `ready` is called when it accepts calls."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; at once where we were stopping already, whichever signal came second."""
+        """Stop the server; on a second signal, stop it at once."""
         if self.should_exit:
             self.force_exit = True
         super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop by a signal as uvicorn does, but do not raise it again at the end: a clean stop is a success."""
+        """Stop on a signal like uvicorn, but do not raise the signal again: a clean stop is a success."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
@@ -147,116 +153,119 @@ class WorkerServer(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new calls while those under way end, each with an answer that says so; then stop as uvicorn does.
+        """Refuse new calls with an error while the running ones end; then stop like uvicorn.
 
-        uvicorn closes the listeners first. Until whoever sends calls here has noticed, they would find nobody.
+        uvicorn would close the listeners first. Until load balancers notice, connections would then be refused.
         """
         config, state = self.config, self.server_state
         stopping = self.lifespan.state.get(STOPPING)
         if stopping is not None:
             stopping()
         grace_s = config.timeout_graceful_shutdown or 0
-        until = time.monotonic() + grace_s - _LAST_S
-        under_way = set(state.tasks)
+        until = time.monotonic() + grace_s - _FINISH_S
+        running = set(state.tasks)
         for connection in list(state.connections):
-            # Who has just connected is told so, too: the request is on its way.
+            # A connection without a request stays open, so that its first request gets the error too.
             if getattr(connection, "cycle", connection) is not None:
                 connection.shutdown()
-        while under_way and not self.force_exit and time.monotonic() < until:
-            _, under_way = await asyncio.wait(under_way, timeout=_LOOKS_S)
-        config.timeout_graceful_shutdown = max(1, math.ceil(until + _LAST_S - time.monotonic()))
+        while running and not self.force_exit and time.monotonic() < until:
+            _, running = await asyncio.wait(running, timeout=_POLL_S)
+        config.timeout_graceful_shutdown = max(1, math.ceil(until + _FINISH_S - time.monotonic()))
         await super().shutdown(sockets)
 
 
 class WorkerProcess(Process):
-    """One of several worker processes, as its parent knows it; uvicorn's own would run uvicorn's server."""
+    """A worker process, from the view of its parent. It runs `WorkerServer` instead of uvicorn's own server."""
 
     @property
     def server(self) -> WorkerServer:
-        """What runs in the process. Its parent learns by other means that it takes calls."""
+        """Return the server in the process. The parent asks the process itself whether it accepts calls."""
         if self._server is None:
             self._server = WorkerServer(self.config, lambda: None)
         return cast("WorkerServer", self._server)
 
 
 class Supervisor(Multiprocess):
-    """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls.
+    """Run several worker processes.
 
-    So is a second signal to stop, which ends a worker at once. `ready` is called once a worker takes calls.
+    - SIGHUP is forwarded to the workers: each reads the configuration again and keeps its calls.
+    - A second stop signal is forwarded too, and ends the workers at once.
+
+    `ready` is called when a worker accepts calls.
     """
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
         self._ready = ready
-        self._is_ready = self._stopping = self._hurry = False
-        self._again_at = -math.inf
-        #: since when those have been waited for that have not given a sign of life yet; None: they have
-        self._awaited: dict[Process, float | None] = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        self._is_ready = self._stopping = self._is_forced = False
+        self._retry_at = -math.inf
+        #: start time of each worker without a sign of life; None: the worker gave one
+        self._silent_since: dict[Process, float | None] = {}
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._stop)
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         del frame
         if self._stopping:
-            self._hurry = True
+            self._is_forced = True
             self._interrupt_all()
         self._stopping = True
-        self.signal_queue.append(number)
+        self.signal_queue.append(signum)
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that died, and call `ready` once the first worker takes calls.
+        """Replace dead workers, and call `ready` when the first worker accepts calls.
 
-        Workers that do not answer are replaced, too, and one that is only starting does not. So nobody looks while one
-        is starting, unless another has died, which is to be replaced without waiting.
+        Workers that do not respond are replaced too. A starting worker does not respond either, so the check is skipped
+        while one starts, unless another worker has died.
         """
         if self.should_exit.is_set():
             return
-        self._try_again()
+        self._retry_failed()
         starting = [process for process in self.processes if self._is_starting(process)]
         if not starting or not all(process.process.is_alive() for process in self.processes):
-            self._replace()
-            if self._goes_on_without():
-                # One that cannot start, as for a store that is away, is no reason to end those that serve.
+            self._replace_dead()
+            if self._can_serve_without_failed():
+                # A worker that cannot start, for example without a store, must not end the serving workers.
                 self.should_exit.clear()
         if not self._is_ready and not self.should_exit.is_set():
-            up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)
-            self._is_ready = any(process.is_ready(_ANSWERS_S) for process in up)
+            up = (process for process in self.processes if self._silent_since.get(process, 0.0) is None)
+            self._is_ready = any(process.is_ready(_READY_TIMEOUT_S) for process in up)
             if self._is_ready:
                 self._ready()
 
-    def _goes_on_without(self) -> bool:
-        """Whether there are workers that could not start, beside others that serve."""
+    def _can_serve_without_failed(self) -> bool:
+        """Return True if some workers failed to start while others serve."""
         return self._is_ready and 0 < len(self._not_failed()) < len(self.processes)
 
     def _not_failed(self) -> list[Process]:
-        """The workers that have not failed to start."""
+        """Return the workers that did not fail to start."""
         return [process for process in self.processes if process.exitcode != STARTUP_FAILURE]
 
-    def _try_again(self) -> None:
-        """Start a worker in the place of one that could not, after a while."""
-        if self._goes_on_without():
+    def _retry_failed(self) -> None:
+        """Remove workers that failed to start, and start new ones after a delay."""
+        if self._can_serve_without_failed():
             self.processes = self._not_failed()
-            self._again_at = time.monotonic() + _AGAIN_S
-        elif self._is_ready and len(self.processes) < self.processes_num and time.monotonic() >= self._again_at:
-            self.processes.append(self._started())
+            self._retry_at = time.monotonic() + _RESTART_DELAY_S
+        elif self._is_ready and len(self.processes) < self.processes_num and time.monotonic() >= self._retry_at:
+            self.processes.append(self._start_worker())
 
     def init_processes(self) -> None:
         """Start the workers."""
-        self.processes += [self._started() for _ in range(self.processes_num)]
+        self.processes += [self._start_worker() for _ in range(self.processes_num)]
 
     def handle_ttin(self) -> None:
-        """SIGTTIN: one worker more."""
+        """Start one more worker (SIGTTIN)."""
         self.processes_num += 1
-        self.processes.append(self._started())
+        self.processes.append(self._start_worker())
 
-    def _started(self) -> WorkerProcess:
+    def _start_worker(self) -> WorkerProcess:
         worker = WorkerProcess(self.config, self.sockets)
         worker.start()
         return worker
 
-    def _replace(self) -> None:
-        """Start a worker in the place of each that died or does not answer; stop all where one could not start."""
-        for number, process in enumerate(self.processes):
+    def _replace_dead(self) -> None:
+        """Replace each worker that died or does not respond. Stop all workers if one failed to start."""
+        for index, process in enumerate(self.processes):
             if process.is_alive(self.config.timeout_worker_healthcheck):
                 continue
             process.kill()
@@ -265,54 +274,56 @@ class Supervisor(Multiprocess):
                 self.should_exit.set()
             if self.should_exit.is_set():
                 return
-            self.processes[number] = self._started()
+            self.processes[index] = self._start_worker()
 
     def _is_starting(self, process: Process) -> bool:
-        """Whether a worker has given no sign of life yet, and may still take its time."""
-        if process not in self._awaited:
-            self._awaited = {known: since for known, since in self._awaited.items() if known in self.processes}
-            self._awaited[process] = time.monotonic()
-            # Once: each question is answered in the end, and an old answer would be taken for that to a later one.
+        """Return True if a worker has given no sign of life yet, and is within the start timeout."""
+        if process not in self._silent_since:
+            self._silent_since = {
+                known: since for known, since in self._silent_since.items() if known in self.processes
+            }
+            self._silent_since[process] = time.monotonic()
+            # Ping only once: every ping is answered, and a late answer would be treated as that to a later ping.
             process.parent_conn.send(b"ping")
-        since = self._awaited[process]
+        since = self._silent_since[process]
         if since is None or not process.process.is_alive():
             return False
-        if process.parent_conn.poll(_LOOKS_S):
+        if process.parent_conn.poll(_POLL_S):
             process.parent_conn.recv()
-            self._awaited[process] = None
+            self._silent_since[process] = None
             return False
-        return time.monotonic() - since < _STARTS_S
+        return time.monotonic() - since < _START_TIMEOUT_S
 
     def _interrupt_all(self) -> None:
-        """A worker that is stopping already takes only this signal for "at once"."""
-        self._pass_on(signal.SIGINT)
+        """Send SIGINT, which ends a worker at once even if it is stopping already."""
+        self._forward_signal(signal.SIGINT)
 
     def terminate_all(self) -> None:
-        """Stop the workers; at once where the second signal came before they heard of the first.
+        """Stop the workers; stop them at once if the second signal came before they handled the first.
 
-        With them the listener is closed here: as long as a process has it open that serves nobody, the system goes on
-        accepting clients, and leaves them waiting until the last call has ended.
+        The parent closes its listener too. While any process has it open, the system accepts clients, which would wait
+        until the last call has ended.
         """
         super().terminate_all()
         for listener in self.sockets:
             listener.close()
-        if self._hurry:
-            time.sleep(_HURRY_S)
+        if self._is_forced:
+            time.sleep(_SIGNAL_GAP_S)
             self._interrupt_all()
 
     def handle_hup(self) -> None:
-        """Pass SIGHUP on to the workers."""
-        self._pass_on(signal.SIGHUP)
+        """Forward SIGHUP to the workers."""
+        self._forward_signal(signal.SIGHUP)
 
-    def _pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to the workers; not to one that has died and was not replaced yet: its id may be another's."""
+    def _forward_signal(self, signum: signal.Signals) -> None:
+        """Send a signal to the living workers. The process id of a dead one may belong to another process."""
         for process in self.processes:
             if process.pid is not None and process.process.is_alive():
-                os.kill(process.pid, number)
+                os.kill(process.pid, signum)
 
 
 def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]) -> bool:
-    """Serve until told to stop; `ready` is called once calls are taken. False: it could not start."""
+    """Serve until a stop signal. `ready` is called when calls are accepted. Return False if the server cannot start."""
     if config.workers > 1:
         supervisor = Supervisor(config, [listener], ready)
         supervisor.run()
@@ -321,12 +332,12 @@ def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]
     try:
         server.run(sockets=[listener])
     except SystemExit:
-        return False  # uvicorn's way to say that the lifespan failed to start; the application has said why
+        return False  # uvicorn exits so if the lifespan fails to start; the application has logged why
     return True
 
 
 class ServerThread:
-    """A server in a thread of this process, for the demo and for tests. A context manager."""
+    """A server in a thread of this process, for the demo and for tests. It is a context manager."""
 
     def __init__(self, config: ServerConfig, host: str = "127.0.0.1", port: int = 0) -> None:
         self._listener = bind(host, port)
@@ -344,12 +355,16 @@ class ServerThread:
             self._up.set()
 
     def __enter__(self) -> Self:
-        """Start it; RuntimeError where the application cannot start, which says why itself."""
+        """Start the server.
+
+        Raises:
+            RuntimeError: the application cannot start; it has logged why.
+        """
         self._thread.start()
         self._up.wait()
         if self._has_failed:
             self._listener.close()
-            raise RuntimeError("the server cannot start")
+            raise RuntimeError("the server cannot start; the reason is in the log")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """/api: read, change and delete sessions, read call records, look up models.
 
-JSON; no prompt or answer text.
+Responses are JSON. They contain no text of prompts and responses, except for stored tool results.
 """
 
 from __future__ import annotations
@@ -52,24 +52,27 @@ from gateway.server.shown import (
 from gateway.server.steps import set_step, setting_of, steps_json
 from gateway.stores.damage import UnreadSessions
 
-_MAX_LIMIT: Final = 1000
-_MAX_CHANGE: Final = 64 * 1024
-#: what the ledger counts exactly, as in the configuration
-_MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": MOST_USD, "calls": MOST}
+_MOST_ROWS: Final = 1000
+_MOST_BODY_BYTES: Final = 64 * 1024
+#: largest limits that the ledger counts exactly; the configuration has the same
+_LARGEST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": MOST_USD, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
-_MAX_LIMIT_DIGITS: Final = 20
-#: what a PATCH of a session may hold
-_CHANGES: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
-#: calls among which the last one that was weighed is looked for
+_LIMIT_DIGITS: Final = 20
+#: fields of the body of a PATCH
+_CHANGE_FIELDS: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
+#: newest calls that are searched for the last one with token counts
 LAST_CALLS: Final = 20
 _CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 
 
 class SessionsApi:
-    """The handlers.
+    """The handlers of sessions, call records, tool results, models and reload.
 
-    `rules` gives those in force; `reload` reads the configuration again, or raises ConfigError, and names the keys that
-    need a restart; `observers` are told of steps that are set.
+    Args:
+        store: where sessions and records are stored.
+        rules: returns the rules in force.
+        reload: reads the configuration again, and returns the changed keys that need a restart. Raises ConfigError.
+        observers: are notified when a step is set.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class SessionsApi:
         self._reload = reload
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [
             Path("/api/sessions", self._wrap(self.list), methods=["GET"]),
             Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
@@ -127,28 +130,27 @@ class SessionsApi:
         return found
 
     async def _body(self, request: Request) -> Any:
-        """The JSON of a small request."""
+        """Return the decoded JSON body of a small request."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > _MAX_CHANGE:
-                raise errors.InvalidRequest(f"The body of this request has at most {_MAX_CHANGE:,} bytes.")
+            if len(body) > _MOST_BODY_BYTES:
+                raise errors.InvalidRequest(f"The body is longer than the limit of {_MOST_BODY_BYTES:,} bytes.")
         try:
             return msgspec.json.decode(bytes(body))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise errors.InvalidRequest('The body must be JSON, such as {"budget": {"tokens": 200000}}.') from None
 
     async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
-        """Raise, lower or lift the session's budget, or set its step; its next call goes by that."""
+        """Change or remove the session's budget, or set its step, from its next call on."""
         require_admin(access)
-        if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGES:
+        if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGE_FIELDS:
             raise errors.InvalidRequest(
-                'What can be changed is "budget" and "active_step", as {"budget": {"tokens": 200000}} or '
-                '{"active_step": "review", "sequence_index": 1, "agent": "writer"}; without "agent" it is the default '
-                'one, without "sequence_index" the beginning of the step.'
+                'Send "budget", "active_step" or both, such as {"budget": {"tokens": 200000}} or {"active_step": '
+                '"review", "sequence_index": 1, "agent": "writer"}. Defaults: the default agent, and index 0.'
             )
         if "active_step" not in asked and len(asked) > 1:
-            raise errors.InvalidRequest('"agent" and "sequence_index" go with "active_step". Name the step as well.')
+            raise errors.InvalidRequest('"agent" and "sequence_index" need "active_step". Name the step as well.')
         limits = decided_limits(asked["budget"]) if "budget" in asked else None
         setting = setting_of(asked, self._rules().agents) if "active_step" in asked else None
         if "budget" in asked:
@@ -166,7 +168,7 @@ class SessionsApi:
         key, limit = _key(request, access), _limit(request)
         cursor = request.query_params.get("cursor")
         if cursor is not None and not _CALL_ID.fullmatch(cursor):
-            raise errors.InvalidRequest("The cursor is not one that this list returned.", param="cursor")
+            raise errors.InvalidRequest("The cursor is invalid. Send one that this list returned.", param="cursor")
         records = await self._store.calls(key, limit, cursor)
         if not records and not await _is_known(self._store, key):
             raise _no_session(key)
@@ -174,7 +176,7 @@ class SessionsApi:
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
 
     async def newest(self, request: Request, access: Access) -> Any:
-        """GET /api/calls?limit=: the newest records of all sessions."""
+        """GET /api/calls?limit=: return the newest records of all sessions."""
         records = await self._store.newest(access.namespace, _limit(request))
         return {"calls": [call_json(record, access) for record in records]}
 
@@ -187,13 +189,13 @@ class SessionsApi:
         return await self._changed(key, access)
 
     async def call(self, request: Request, access: Access) -> Any:
-        """GET /api/calls/{request_id}?explain=1: with what became of each message."""
+        """GET /api/calls/{request_id}?explain=1: return a record; `explain`: with what was done with each message."""
         wanted = request.path_params["request_id"]
         record = await self._store.call(access.namespace, wanted)
         if record is None:
             raise errors.NotFound(
-                f'There is no record of a call "{wanted[:100]}". It may not have ended yet, or it belongs to another '
-                "client key, or its session has expired (sessions.ttl)."
+                f'There is no record of a call "{wanted[:100]}". The call may still be running, belong to another '
+                "client key, or have expired with its session (sessions.ttl)."
             )
         found = call_json(record, access)
         if record.context is not None and request.query_params.get("explain") in ("1", "true"):
@@ -201,22 +203,22 @@ class SessionsApi:
         return found
 
     async def result(self, request: Request, access: Access) -> Any:
-        """GET /api/results/{handle}: a tool result of which a session was shown less, as it came."""
+        """GET /api/results/{handle}: return the full text of a tool result that was sent in a shorter form."""
         handle = request.path_params["handle"]
         text = await self._store.result(access.namespace, handle)
         if text is None:
             raise errors.NotFound(
-                f'There is no result "{handle[:100]}". It belongs to another client key, or its session has expired.'
+                f'There is no result "{handle[:100]}". It may belong to another client key, or have expired.'
             )
         return text
 
     async def models(self, request: Request, access: Access) -> Any:
-        """GET /api/models?q=: what is known of the models whose name q is a part or a shell pattern of."""
+        """GET /api/models?q=: return limits and prices of models; q: part of the name, or a shell pattern."""
         del access
         wanted = request.query_params.get("q", "")
         rules = self._rules()
         rows = islice(models_json(rules.routes, rules.catalog, wanted), _limit(request))
-        # The whole table is looked through: tens of milliseconds that the loop should not wait for.
+        # Searching the whole table takes tens of milliseconds, which must not block the event loop.
         return {"models": await asyncio.to_thread(list, rows)}
 
     async def reload(self, request: Request, access: Access) -> Any:
@@ -224,22 +226,22 @@ class SessionsApi:
         del request
         require_admin(access)
         try:
-            needing_restart = self._reload()
+            restart_keys = self._reload()
         except errors.ConfigError as error:
             raise errors.InvalidRequest("Nothing was changed: " + "; ".join(error.problems)) from None
-        return {"reloaded": True, **({"needs_restart": needing_restart} if needing_restart else {})}
+        return {"reloaded": True, **({"needs_restart": restart_keys} if restart_keys else {})}
 
 
 async def details_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any] | None:
-    """Return a session with its parents, tools and steps; None if nothing is kept under this name.
+    """Return a session with its parents, tools and steps, or None if nothing is stored under this name.
 
-    A session that made no call itself, such as the parent of others, has totals of zero. The budget that its last call
-    declared is in force until a later call declares another one or none.
+    A session without calls of its own, such as a parent session, has totals of zero. A declared budget is in force
+    until a later call declares another one or none.
     """
     view = await store.session(key)
-    if view is None and not await _is_kept(store, key):
+    if view is None and not await _is_stored(store, key):
         return None
     records = await store.calls(key, LAST_CALLS)
     state = (await store.remembered(key)).state
@@ -256,7 +258,7 @@ async def details_json(
         **shown,
         "declared_budget": limits_json(declared) if declared is not None else None,
         "parent": parents[0].shown(access.namespace) if parents else None,
-        "parents": [parent_json(one, access, how) for one, how in zip(parents, above, strict=True)],
+        "parents": [parent_json(parent, access, balance) for parent, balance in zip(parents, above, strict=True)],
         **session_tools_json(shown_view, records),
         **steps_json(state, agents),
     }
@@ -265,7 +267,7 @@ async def details_json(
 async def changed_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any]:
-    """A session after a change; of one without calls only its id, budget and steps."""
+    """Return a session after a change. For a session without calls, return only id, budget and steps."""
     (balance,) = await balances_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
     if view is not None:
@@ -274,41 +276,41 @@ async def changed_json(
 
 
 async def reset_session(store: Store, key: SessionKey) -> bool:
-    """Let totals, and what is used of the budget, begin anew; False where nothing is kept under this name."""
-    was_kept = await _is_kept(store, key)
-    return await store.reset(key) or was_kept
+    """Set the totals and the used budget to zero. Return False if nothing is stored under this name."""
+    was_stored = await _is_stored(store, key)
+    return await store.reset(key) or was_stored
 
 
 async def delete_session(store: Store, key: SessionKey) -> bool:
-    """Forget a session and its budget; False where nothing is kept under this name."""
-    was_kept = await _is_kept(store, key)
-    return await store.delete(key) or was_kept
+    """Delete a session and its budget. Return False if nothing is stored under this name."""
+    was_stored = await _is_stored(store, key)
+    return await store.delete(key) or was_stored
 
 
 async def _is_known(store: Store, key: SessionKey) -> bool:
-    return await store.session(key) is not None or await _is_kept(store, key)
+    return await store.session(key) is not None or await _is_stored(store, key)
 
 
-async def _is_kept(store: Store, key: SessionKey) -> bool:
-    """Whether something is kept in this name, also where no call of it was counted.
+async def _is_stored(store: Store, key: SessionKey) -> bool:
+    """Return True if something is stored under this name, even without a charged call.
 
-    That is a budget, what was spent of it, as by sessions below this one, or records of calls that failed.
+    That can be a budget, usage of child sessions, or records of failed calls.
     """
     try:
         (balance,) = await store.balances([Claim(key.account)])
     except errors.StoreDamaged:
-        # There is something, and to delete it is how it is mended.
+        # The account exists. Deleting the session repairs it.
         return True
     return balance.used != NOTHING or not balance.limits.is_none or bool(await store.calls(key, 1))
 
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
-    """What is said of a session that was deleted."""
+    """Return the response to the deletion of a session."""
     return {"id": key.shown(access.namespace), "deleted": True}
 
 
 async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
-    """Where a session is in the steps of its agents."""
+    """Return the step state of each agent of a session."""
     remembered = await store.remembered(key)
     return steps_json(remembered.state, agents)
 
@@ -316,29 +318,34 @@ async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]
 async def rows_of(
     store: Store, views: Sequence[SessionView], policy: BudgetPolicy, access: Access, unread: UnreadSessions
 ) -> list[dict[str, Any]]:
-    """Sessions as lists show them, without those whose accounts cannot be read."""
+    """Return sessions as rows of a list, without sessions whose accounts cannot be read."""
     try:
-        balance = await balances_of(store, [view.key for view in views], policy)
+        balances = await balances_of(store, [view.key for view in views], policy)
     except errors.StoreDamaged:
-        found = []
+        rows = []
         for view in views:
             with unread.passed_over(f"{view.key.namespace}/{view.key.id}"):
-                (one,) = await balances_of(store, [view.key], policy)
-                found.append(session_json(view, access, one, has_modes=policy.modes))
-        return found
-    return [session_json(view, access, one, has_modes=policy.modes) for view, one in zip(views, balance, strict=True)]
+                (balance,) = await balances_of(store, [view.key], policy)
+                rows.append(session_json(view, access, balance, has_modes=policy.modes))
+        return rows
+    return [
+        session_json(view, access, balance, has_modes=policy.modes)
+        for view, balance in zip(views, balances, strict=True)
+    ]
 
 
 async def balances_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
-    """How the budgets of sessions stand, as far as they are configured or were set for them."""
+    """Return the balances of sessions, with limits from the configuration or set for a single session."""
     return await store.balances([Claim(key.account, policy.session) for key in sessions])
 
 
 def decided_limits(asked: Any) -> Mapping[Dimension, int | None] | None:
-    """The limits to set for one session: numbers, null to lift one; "default" for all: as they are configured.
+    """Return the limits to set for one session, or None for `"default"`: the configured limits.
+
+    A limit is a number, or null for no limit.
 
     Raises:
-        InvalidRequest: they are something else.
+        InvalidRequest: the limits are invalid.
     """
     if asked == "default":
         return None
@@ -347,10 +354,10 @@ def decided_limits(asked: Any) -> Mapping[Dimension, int | None] | None:
             '"budget" is "default", or an object with tokens, usd or calls: numbers, or null for no limit.',
             param="budget",
         )
-    return {_DIMENSIONS[name]: _decided(name, value) for name, value in asked.items()}
+    return {_DIMENSIONS[name]: _parsed_limit(name, value) for name, value in asked.items()}
 
 
-def _decided(name: str, value: Any) -> int | None:
+def _parsed_limit(name: str, value: Any) -> int | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
@@ -358,27 +365,27 @@ def _decided(name: str, value: Any) -> int | None:
         number = Decimal(str(value)) if is_number else Decimal(-1)
     except InvalidOperation:
         number = Decimal(-1)
-    most = _MOST_LIMITS[_DIMENSIONS[name]]
+    most = _LARGEST_LIMITS[_DIMENSIONS[name]]
     is_counted = number.is_finite() and (number.is_zero() or LEAST_USD <= number <= most)
     if not is_counted or (name != "usd" and number != number.to_integral_value()):
         what = f"0, a number from {LEAST_USD:f}" if name == "usd" else "a whole number from 0"
         raise errors.InvalidRequest(
-            f'"budget.{name}" is {what} to {most:,}, or null for no limit.',
+            f'"budget.{name}" must be {what} to {most:,}, or null for no limit.',
             param=f"budget.{name}",
         )
     return nano(number) if name == "usd" else int(number)
 
 
 def sort_of(text: str | None) -> Sort:
-    """Return the order of a list of sessions that was asked for.
+    """Return the requested order of a list of sessions.
 
     Raises:
-        InvalidRequest: there is no such order.
+        InvalidRequest: the order is unknown.
     """
     for sort in SORTS:
         if text in (sort, None):
             return sort
-    raise errors.InvalidRequest(f'"sort" is one of {", ".join(SORTS)}.', param="sort")
+    raise errors.InvalidRequest(f'"sort" must be one of {", ".join(SORTS)}.', param="sort")
 
 
 def _key(request: Request, access: Access) -> SessionKey:
@@ -391,13 +398,13 @@ def _key(request: Request, access: Access) -> SessionKey:
 
 def _no_session(key: SessionKey) -> errors.NotFound:
     return errors.NotFound(
-        f'There is no session "{key.id}". No call of it may have ended yet, or it has expired (sessions.ttl).'
+        f'There is no session "{key.id}". Its first call may still be running, or it has expired (sessions.ttl).'
     )
 
 
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "50")
-    # `int` refuses thousands of digits with an error of its own.
-    if not text.isdecimal() or len(text) > _MAX_LIMIT_DIGITS or not 1 <= int(text) <= _MAX_LIMIT:
-        raise errors.InvalidRequest(f'"limit" is a whole number from 1 to {_MAX_LIMIT}.', param="limit")
+    # `int` raises an error of its own for thousands of digits.
+    if not text.isdecimal() or len(text) > _LIMIT_DIGITS or not 1 <= int(text) <= _MOST_ROWS:
+        raise errors.InvalidRequest(f'"limit" must be a whole number from 1 to {_MOST_ROWS}.', param="limit")
     return int(text)

@@ -1,6 +1,6 @@
 """Define the JSON of sessions, budgets, tools, calls and models for /api and the commands.
 
-No texts.
+The JSON contains no text of prompts and responses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gateway.core.times import time_text
 from gateway.core.usage import Totals, Usage
 from gateway.server.auth import Access
 
-#: tools that are listed in their order
+#: number of the last tool calls that are listed
 _RECENT_TOOLS: Final = 20
 
 
 def session_json(view: SessionView, access: Access, balance: Balance, *, has_modes: bool) -> dict[str, Any]:
-    """A session as /api and the command line show it. `has_modes`: as for `session_budget_json`."""
+    """Return a session as JSON for /api and the command line. `has_modes`: as for `session_budget_json`."""
     totals = view.totals
     return {
         "id": view.key.shown(access.namespace),
@@ -47,21 +47,21 @@ def session_json(view: SessionView, access: Access, balance: Balance, *, has_mod
 
 
 def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict[str, Any]:
-    """The tools that a session called, and what is in its context of their results. `records`: of its last calls."""
-    calls, counted = view.tools.calls, next((one.context for one in records if one.context is not None), None)
-    weights = counted.tool_weights if counted is not None else {}
-    names = sorted({*calls, *weights}, key=lambda name: (-calls.get(name, 0), name))
-    found = {}
-    for name in names:
-        weight = weights.get(name, NO_WEIGHT)
-        found[name] = {"calls": calls.get(name, 0), "result_tokens": weight.tokens, "results": weight.results}
-    return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
+    """Return the tools that a session called, and the results in its context. `records`: records of its last calls."""
+    calls = view.tools.calls
+    context = next((record.context for record in records if record.context is not None), None)
+    results = context.tool_weights if context is not None else {}
+    tools = {}
+    for name in sorted({*calls, *results}, key=lambda name: (-calls.get(name, 0), name)):
+        result = results.get(name, NO_WEIGHT)
+        tools[name] = {"calls": calls.get(name, 0), "result_tokens": result.tokens, "results": result.results}
+    return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": tools}
 
 
 def session_budget_json(balance: Balance, *, has_modes: bool) -> dict[str, Any]:
-    """What a session may spend, and the mode its tool results are in for that; null where nothing is limited.
+    """Return the budget of a session, null if it has no limit, and the response mode that follows from the budget.
 
-    `has_modes`: whether tool results shrink as the budget does (`budget.modes`).
+    `has_modes`: tool results get shorter as the budget runs out (`budget.modes`).
     """
     if balance.limits.is_none:
         return {"budget": None, "response_mode": "raw"}
@@ -80,12 +80,12 @@ def session_budget_json(balance: Balance, *, has_modes: bool) -> dict[str, Any]:
 
 
 def parent_json(key: SessionKey, access: Access, balance: Balance) -> dict[str, Any]:
-    """Return a session above another one, with its budget, which calls of the other one use too."""
+    """Return a parent session with its budget."""
     return {"id": key.shown(access.namespace), "budget": session_budget_json(balance, has_modes=False)["budget"]}
 
 
 def totals_json(totals: Totals) -> dict[str, int]:
-    """The sums of a session."""
+    """Return the totals of a session as JSON."""
     return {
         "input_tokens": totals.input_tokens,
         "output_tokens": totals.output_tokens,
@@ -98,7 +98,7 @@ def totals_json(totals: Totals) -> dict[str, int]:
 
 
 def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
-    """A call record as /api shows it."""
+    """Return a call record as JSON."""
     charge = record.charge
     cost = charge.cost_usd if charge else None
     return {
@@ -131,8 +131,8 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "response_bytes": record.response_bytes,
         "notes": record.notes,
         "unread_thinking": [
-            {"blocks": one.blocks, "reason": one.reason, "provider": one.provider, "model": one.model}
-            for one in record.unread_thinking
+            {"blocks": item.blocks, "reason": item.reason, "provider": item.provider, "model": item.model}
+            for item in record.unread_thinking
         ],
         "context": context_json(record.context, explain=False) if record.context is not None else None,
     }
@@ -144,7 +144,7 @@ def _error_json(error: CallError) -> dict[str, Any]:
 
 
 def limits_json(limits: Limits) -> dict[str, Any]:
-    """Return the limits of a budget; null where there is none."""
+    """Return the limits of a budget as JSON; null for units without a limit."""
     return {
         "tokens": limits.tokens,
         "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
@@ -164,7 +164,7 @@ def _usage_json(usage: Usage) -> dict[str, int]:
 
 
 def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
-    """The models of the configured providers that are wanted (`is_wanted`), under the name a client asks for."""
+    """Yield the models of the configured providers that match `wanted` (see `is_wanted`), with their request names."""
     own = dict.fromkeys(routes.names())
     for name in own:
         if is_wanted(name, wanted):
@@ -175,12 +175,15 @@ def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[
         if name in own:
             continue
         route = routes.resolve(name)
-        if route.provider == provider:  # else no call reaches it there: that name leads elsewhere
+        if route.provider == provider:  # otherwise calls with this name go to another provider
             yield model_json(name, route, catalog.facts(route))
 
 
 def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
-    """A model as /api/models and `gateway models` show it. Prices in USD per million tokens, and for a web search."""
+    """Return a model as JSON for /api/models and `gateway models`.
+
+    Prices are in US dollars per million tokens, and per web search.
+    """
     price: Mapping[str, Any] | None = None
     if facts.price is not None:
         rates = facts.price.rates

@@ -1,9 +1,9 @@
 """Serve WebSockets with limits, based on uvicorn's own class.
 
-Imported where the first one is opened.
+Imported when the first WebSocket is opened, to save memory.
 
-Compression is not offered: what a message takes is then what was sent of it, and on the events of a stream it costs
-more time than it saves.
+Compression is not offered. The memory of a message is then the number of received bytes, and compression of streamed
+events costs more time than it saves.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gateway.server.protocol import SOCKET_STOPS, bounds_of
 
 #: "try again later" (IANA's registry of close codes)
 _TRY_LATER: Final = 1013
-#: how long one connection is read before others have their turn, in seconds; and how much between looks at the clock
-_TURN_S: Final = 0.005
+#: seconds for which one connection is read before others get their turn, and bytes between two looks at the clock
+_READ_TURN_S: Final = 0.005
 _SLICE: Final = 4096
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """One connection, from its handshake on."""
+    """One connection, starting with its handshake."""
 
     def __init__(
         self,
@@ -38,21 +38,21 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         bounds = bounds_of(config)
         self._pool = bounds.arriving
         self._linger_s = bounds.linger_s
-        #: what has come and was not read yet
+        #: received bytes that were not parsed yet
         self._unread = bytearray()
         self._next_turn: asyncio.Handle | None = None
-        #: the frames of a message that is not whole yet
+        #: frames of an incomplete message
         self._message = bytearray()
-        #: how much of all that counts in the pool
+        #: bytes that this connection holds of the pool
         self._held = 0
-        #: the answer to the last ping, where the client takes nothing just now
+        #: answer to the last ping, while the client reads nothing
         self._pong = b""
         self._end_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Read on. Messages that are not whole yet are held in memory, those of all connections up to a bound."""
+        """Receive bytes. Incomplete messages of all connections together have a memory limit."""
         if self._pool.used + len(data) > self._pool.limit:
-            self.conn.fail(_TRY_LATER, "too much is being sent to the gateway")
+            self.conn.fail(_TRY_LATER, "the gateway's memory for incoming messages is full")
             self.handle_parser_exception()
             self._break_soon()
             return
@@ -61,10 +61,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._read()
 
     def _read(self) -> None:
-        """Read for a turn: what comes at once may be many thousand frames, and all others would wait for them."""
+        """Parse for one turn. Thousands of frames may arrive at once, and other connections must not wait for them."""
         self._next_turn = None
         unread, at = self._unread, 0
-        end = self.loop.time() + _TURN_S
+        end = self.loop.time() + _READ_TURN_S
         while at < len(unread) and not self.transport.is_closing() and self.loop.time() < end:
             super().data_received(bytes(unread[at : at + _SLICE]))
             at += _SLICE
@@ -79,40 +79,40 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if not self.read_paused:
             self.transport.resume_reading()
         if not self.handshake_initiated:
-            # Headers that websockets does not take. It has made an answer of its own, which uvicorn does not send.
+            # The library websockets refused the headers. Send its response, because uvicorn does not.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
     def handle_text(self, event: Any) -> None:
-        """Take a text, or its first frame."""
+        """Handle a text message, or its first frame."""
         super().handle_text(event)
-        _let_go(event)
+        _release(event)
 
     def handle_bytes(self, event: Any) -> None:
-        """Take bytes, or the first frame of them."""
+        """Handle a binary message, or its first frame."""
         super().handle_bytes(event)
-        _let_go(event)
+        _release(event)
 
     def handle_cont(self, event: Any) -> None:
-        """Take a further frame of a message. They are joined at once: in parts, tiny ones would take far more."""
+        """Handle a further frame of a message. Frames are joined at once, because many tiny ones take more memory."""
         if self.frames:
             self._message += self.frames.pop()
         self._message += event.data
-        _let_go(event)
+        _release(event)
         if event.fin:
             self.frames = [bytes(self._message)]
             self._message = bytearray()
             self.send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer a ping; of many, the last one once the client takes something (RFC 6455, section 5.5.3)."""
+        """Answer a ping. While the client reads nothing, keep only the last answer (RFC 6455, section 5.5.3)."""
         if self.writable.is_set():
             super().handle_ping()
         else:
             self._pong = b"".join(self.conn.data_to_send()) or self._pong
 
     def resume_writing(self) -> None:
-        """The client takes something again."""
+        """Send the waiting answer to a ping, because the client reads again."""
         super().resume_writing()
         pong, self._pong = self._pong, b""
         if pong:
@@ -123,7 +123,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._held = size
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Release memory and timers after the end of the connection."""
         self._hold(0)
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -132,12 +132,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def keepalive_timeout(self) -> None:
-        """Break the connection: who answers no ping takes no close either, and the rest would wait for it for ever."""
+        """Abort the connection. A client that answers no ping answers no close either, so a close would never end."""
         super().keepalive_timeout()
         self.transport.abort()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """The application has done with the connection: what is left to send has some seconds to go out."""
+        """Give the remaining bytes some seconds to be sent, because the application has finished."""
         super().on_task_complete(task)
         self._break_soon()
 
@@ -146,14 +146,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._end_timer = self.loop.call_later(self._linger_s, self.transport.abort)
 
     def shutdown(self) -> None:
-        """The server begins to stop. The application closes the connection when what is under way is answered."""
+        """Notify the application that the server stops. It closes the connection after the running calls."""
         if self.handshake_complete and not self.close_sent:
-            # Ours, beside those of ASGI.
+            # A message of the gateway, in addition to those of ASGI.
             self.queue.put_nowait(cast("Any", {"type": SOCKET_STOPS}))
         else:
             super().shutdown()
 
 
-def _let_go(frame: Any) -> None:
-    """Empty a frame that was taken: websockets holds on to the last one until the next comes, for an hour maybe."""
+def _release(frame: Any) -> None:
+    """Empty a handled frame: the library websockets keeps the last one until the next arrives, perhaps for an hour."""
     frame.data = b""

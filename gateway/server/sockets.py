@@ -1,8 +1,11 @@
 """Serve /v1/responses over a WebSocket: each `response.create` is one call.
 
-To the pipeline such a call is a POST like any other, with the headers of the handshake: keys, budgets, fitting, errors
-and settlement are the same. Here is what a connection adds: lanes that answer side by side, the answers that only it
-remembers, an end.
+For the pipeline such a call is a POST with the headers of the handshake: keys, budgets, trimming, errors and settlement
+are the same. This module adds what belongs to the connection:
+
+- lanes (`stream_id`) that are served in parallel
+- responses that only the connection remembers
+- the end of the connection
 """
 
 from __future__ import annotations
@@ -25,38 +28,38 @@ from gateway.server import headers as ours
 from gateway.server.body import BodyMemory
 from gateway.server.endpoints import SOCKET_PATH, Forwarder, Receive, Scope, Send, as_fault, send_fault
 from gateway.server.protocol import SOCKET_STOPS
-from gateway.server.socket_calls import SocketCall, headers_of_calls, told_fault
+from gateway.server.socket_calls import SocketCall, call_headers, error_frame
 
-#: How long a connection may stay open, in seconds: as long as OpenAI's.
+#: longest time that a connection stays open, in seconds; the same as OpenAI's
 MOST_AGE_S: Final = 3_600.0
-#: lanes of one connection; the least recently used is forgotten for a new one
+#: most lanes of one connection; a new lane replaces the least recently used one
 _MOST_LANES: Final = 16
-#: requests that wait in one lane
+#: most requests that wait in one lane
 _MOST_WAITING: Final = 16
-#: why a connection is closed (RFC 6455, section 7.4.1, and IANA's registry)
-_DONE: Final = 1000
-_RESTART: Final = 1012
+#: close codes (RFC 6455, section 7.4.1, and IANA's registry)
+_CLOSE_NORMAL: Final = 1000
+_CLOSE_RESTART: Final = 1012
 
 
 @dataclass(slots=True)
 class _Lane:
-    """What goes on under one `stream_id`: one request after the other.
+    """The requests of one `stream_id`, which are served one after the other.
 
     Attributes:
-        waiting: what is asked for, with the memory it takes.
-        task: at work on the first of it.
-        told: the last answer that only the connection remembers.
-        memory: what that takes.
+        memory: memory of the remembered response.
+        waiting: waiting requests with their memory.
+        task: task that serves the first request.
+        earlier: the last response that only the connection remembers.
     """
 
     memory: BodyMemory
     waiting: deque[tuple[CreateFrame, BodyMemory]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
-    told: EarlierTurn | None = None
+    earlier: EarlierTurn | None = None
 
 
 class Sockets:
-    """The ASGI endpoint of WebSockets. `forwarder`: the one in force."""
+    """The ASGI endpoint of WebSockets. `forwarder`: returns the one in force."""
 
     def __init__(
         self, forwarder: Callable[[], Forwarder], new_id: Callable[[], str], *, most_age_s: float = MOST_AGE_S
@@ -67,7 +70,7 @@ class Sockets:
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, to its end."""
+        """Serve one connection until its end."""
         await receive()
         self._open += 1
         try:
@@ -80,53 +83,55 @@ class Sockets:
         request_id = ours.request_id(scope["headers"]) or self._new_id()
         try:
             await self._forwarder().check_socket(scope, self._open - 1)
-        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            await send_fault(_instead(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id)
+        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+            await send_fault(
+                _as_http_response(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id
+            )
             return False
         await send({"type": "websocket.accept", "headers": [(ours.GATEWAY_REQUEST_ID, request_id.encode())]})
         return True
 
 
 class _Socket:
-    """One connection."""
+    """One WebSocket connection."""
 
     def __init__(self, scope: Scope, send: Send, forwarder: Callable[[], Forwarder], new_id: Callable[[], str]) -> None:
         self._scope = scope
         self._send = send
         self._forwarder = forwarder
         self._new_id = new_id
-        self._headers = headers_of_calls(scope["headers"])
-        #: in the order of their last use
+        self._headers = call_headers(scope["headers"])
+        #: lanes in the order of their last use
         self._lanes: dict[str, _Lane] = {}
         self._calls: set[SocketCall] = set()
-        self._gone = False
-        #: why nothing more is taken, and the code to close with
+        self._has_left = False
+        #: error for further requests, and the close code; None: requests are accepted
         self._ending: tuple[GatewayError, int] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, receive: Receive, most_age_s: float) -> None:
-        """Take what the client sends until it leaves, or until the connection has been open for this long."""
+        """Handle messages until the client leaves, or until the connection has been open for `most_age_s`."""
         minutes = f"{most_age_s / 60:g} minutes"
-        expired = SocketExpired(f"This WebSocket has been open for {minutes}, the longest that one may. Open another.")
-        timer = asyncio.get_running_loop().call_later(most_age_s, self._end, expired, _DONE)
+        expired = SocketExpired(f"This WebSocket has been open for {minutes}, which is the limit. Open a new one.")
+        timer = asyncio.get_running_loop().call_later(most_age_s, self._stop_accepting, expired, _CLOSE_NORMAL)
         try:
-            while await self._take(await receive()):
+            while await self._handle(await receive()):
                 pass
         except asyncio.CancelledError:
-            # The server's patience is over: each call is told so, and tells its client.
-            await self._join(cut=True)
+            # The grace period of the server is over. Each call is cancelled and notifies its client.
+            await self._wait_for_tasks(cut=True)
             raise
         finally:
             timer.cancel()
-            self._gone = True
+            self._has_left = True
             for call in self._calls:
-                call.over.set()
-            await self._join(cut=False)
+                call.ended.set()
+            await self._wait_for_tasks(cut=False)
             for lane in self._lanes.values():
                 lane.memory.release()
 
-    async def _join(self, *, cut: bool) -> None:
-        """Wait for what is at work; what waits is forgotten."""
+    async def _wait_for_tasks(self, *, cut: bool) -> None:
+        """Wait for running tasks and discard waiting requests. `cut`: cancel the tasks first."""
         for lane in self._lanes.values():
             while lane.waiting:
                 lane.waiting.pop()[1].release()
@@ -139,18 +144,18 @@ class _Socket:
 
     # --- what the client sends ---------------------------------------------------------------------------------
 
-    async def _take(self, message: Mapping[str, Any]) -> bool:
-        """Whether more may come after this. Nothing of it is held on to while the next is awaited."""
+    async def _handle(self, message: Mapping[str, Any]) -> bool:
+        """Handle one message, and return False if it was the last. The message is not kept afterwards."""
         kind: str = message["type"]
         if kind == SOCKET_STOPS:
-            self._end(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _RESTART)
+            self._stop_accepting(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _CLOSE_RESTART)
         elif kind == "websocket.receive":
-            await self._ask(message.get("text") or message.get("bytes") or b"")
-            # Thousands may have come at once: others have their turn between them.
+            await self._queue(message.get("text") or message.get("bytes") or b"")
+            # Thousands of messages may arrive at once. Other tasks get their turn between them.
             await asyncio.sleep(0)
         return kind != "websocket.disconnect"
 
-    async def _ask(self, data: str | bytes) -> None:
+    async def _queue(self, data: str | bytes) -> None:
         name: str | None = None
         memory = self._forwarder().memory()
         try:
@@ -165,73 +170,79 @@ class _Socket:
             lane = self._lane(create)
         except GatewayError as fault:
             memory.release()
-            await self.say(told_fault(fault, self._new_id(), name))
+            await self.say(error_frame(fault, self._new_id(), name))
             return
         lane.waiting.append((create, memory))
         if lane.task is None:
-            lane.task = asyncio.get_running_loop().create_task(self._work(lane))
+            lane.task = asyncio.get_running_loop().create_task(self._run_lane(lane))
 
     def _lane(self, create: CreateFrame) -> _Lane:
-        """The lane that it is for, which is the last one used now.
+        """Return the lane of a request, and mark it as the most recently used one.
 
         Raises:
-            SocketFull: it has too much to do, or all others have.
+            SocketFull: too many requests wait in the lane, or too many lanes are busy.
         """
         name = create.lane or ""
         lane = self._lanes.pop(name, None)
         if lane is None:
-            self._forget_one(create.previous)
+            self._make_room(create.previous)
             lane = _Lane(self._forwarder().memory(lasting=True))
         self._lanes[name] = lane
         if len(lane.waiting) >= _MOST_WAITING:
-            raise SocketFull(f"{_MOST_WAITING} requests wait on this stream already.", param="stream_id")
+            raise SocketFull(
+                f"{_MOST_WAITING} requests wait on this stream, which is the limit. Wait for a response.",
+                param="stream_id",
+            )
         return lane
 
-    def _forget_one(self, needed: str | None) -> None:
-        """Make room for a lane, not at the cost of the one whose answer is needed."""
+    def _make_room(self, needed: str | None) -> None:
+        """Remove the least recently used idle lane if there are too many, but not the one whose response is needed."""
         if len(self._lanes) < _MOST_LANES:
             return
         source = self._remembered(needed)
-        resting = (
+        idle = (
             name
             for name, lane in self._lanes.items()
-            if lane.task is None and (source is None or lane.told is not source)
+            if lane.task is None and (source is None or lane.earlier is not source)
         )
-        oldest = next(resting, None)
+        oldest = next(idle, None)
         if oldest is None:
-            raise SocketFull(f"This WebSocket answers on {_MOST_LANES} streams already.", param="stream_id")
+            raise SocketFull(
+                f"This WebSocket has {_MOST_LANES} busy streams, which is the limit. Wait for a response.",
+                param="stream_id",
+            )
         self._lanes.pop(oldest).memory.release()
 
-    # --- what it is answered -----------------------------------------------------------------------------------
+    # --- what the gateway sends ----------------------------------------------------------------------------------
 
-    async def _work(self, lane: _Lane) -> None:
-        """Answer what waits in a lane, in its order."""
+    async def _run_lane(self, lane: _Lane) -> None:
+        """Serve the waiting requests of a lane in order."""
         while lane.waiting:
             create, memory = lane.waiting.popleft()
             try:
                 if self._ending is not None:
                     raise self._ending[0]
-                await self._answer(create, lane)
-            except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
+                await self._respond(create, lane)
+            except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
                 request_id = self._new_id()
-                await self.say(told_fault(as_fault(error, request_id), request_id, create.lane))
+                await self.say(error_frame(as_fault(error, request_id), request_id, create.lane))
             finally:
                 memory.release()
         lane.task = None
         self._close_if_idle()
 
-    async def _answer(self, create: CreateFrame, lane: _Lane) -> None:
-        told = self._remembered(create.previous)
+    async def _respond(self, create: CreateFrame, lane: _Lane) -> None:
+        earlier = self._remembered(create.previous)
         if not create.generates:
             await self._forwarder().check_socket(self._scope, 0)
-            messages, new = warmed_up(create, told, f"resp_{self._new_id()}", time.time())
+            messages, new = warmed_up(create, earlier, f"resp_{self._new_id()}", time.time())
             self._remember(lane, new)
             for message in messages:
                 await self.say(message)
             return
-        call = SocketCall(create, told, self.say, partial(self._remember, lane))
+        call = SocketCall(create, earlier, self.say, partial(self._remember, lane))
         self._calls.add(call)
-        # A task of its own: where an answer breaks off, the forwarder ends the one that it was called in.
+        # The call needs its own task: if a response breaks off, the forwarder cancels the task that called it.
         task = asyncio.get_running_loop().create_task(
             self._forwarder()(self._scope_of_call(call.size), call.receive, call.send)
         )
@@ -256,52 +267,52 @@ class _Socket:
         return {**self._scope, "type": "http", "method": "POST", "headers": headers}
 
     def _remembered(self, response_id: str | None) -> EarlierTurn | None:
-        """What was said up to this answer, in whichever lane it was given."""
-        known = (lane.told for lane in self._lanes.values())
-        return next((one for one in known if one is not None and one.response_id == response_id), None)
+        """Return the conversation up to a remembered response of any lane, or None."""
+        remembered = (lane.earlier for lane in self._lanes.values())
+        return next((turn for turn in remembered if turn is not None and turn.response_id == response_id), None)
 
-    def _remember(self, lane: _Lane, told: EarlierTurn) -> None:
-        """Keep an answer in the place of the lane's last one; without room for it, none is kept."""
+    def _remember(self, lane: _Lane, earlier: EarlierTurn) -> None:
+        """Remember a response instead of the lane's last one. Without memory for it, none is remembered."""
         lane.memory.release()
-        lane.told = None
+        lane.earlier = None
         with contextlib.suppress(GatewayError):
-            lane.memory.grow(len(told.items))
-            lane.told = told
+            lane.memory.grow(len(earlier.items))
+            lane.earlier = earlier
 
     async def say(self, message: str) -> None:
-        """Send a message, where somebody still takes it."""
-        if self._gone:
+        """Send a message, unless the client has left."""
+        if self._has_left:
             return
         try:
             await self._send({"type": "websocket.send", "text": message})
         except (OSError, RuntimeError):
-            # It has left, or was hung up on as it did not answer; `receive` says so too.
-            self._gone = True
+            # The client has left, or was disconnected because it did not answer a ping. `receive` reports it too.
+            self._has_left = True
 
-    # --- its end -----------------------------------------------------------------------------------------------
+    # --- the end of the connection -------------------------------------------------------------------------------
 
-    def _end(self, why: GatewayError, code: int) -> None:
-        """Take nothing more, and close when what is under way is answered."""
+    def _stop_accepting(self, why: GatewayError, code: int) -> None:
+        """Accept no more requests, and close the connection when the running ones have ended."""
         self._ending = why, code
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
         is_idle = all(lane.task is None for lane in self._lanes.values())
-        if self._ending is not None and is_idle and self._closing is None and not self._gone:
+        if self._ending is not None and is_idle and self._closing is None and not self._has_left:
             self._closing = asyncio.get_running_loop().create_task(self._close(*self._ending))
 
     async def _close(self, why: GatewayError, code: int) -> None:
         if isinstance(why, SocketExpired):
-            await self.say(told_fault(why, self._new_id(), None))
-        if not self._gone:
+            await self.say(error_frame(why, self._new_id(), None))
+        if not self._has_left:
             with contextlib.suppress(OSError, RuntimeError):
                 await self._send({"type": "websocket.close", "code": code})
 
 
-def _instead(send: Send) -> Send:
-    """`send` for an ordinary answer to a handshake (ASGI's extension "websocket.http.response")."""
+def _as_http_response(send: Send) -> Send:
+    """Return `send` for an HTTP response to a handshake (ASGI's extension "websocket.http.response")."""
 
-    async def denying(message: Any) -> None:
+    async def deny(message: Any) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    return denying
+    return deny

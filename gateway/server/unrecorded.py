@@ -1,8 +1,8 @@
 """Keep the newest refusals without a call record for `/api/health`, and notify observers of them.
 
-Most of them are requests that never become calls: an unknown key, a foreign web page, an invalid path. Anybody can send
-any number of these, so nothing of them goes to the store, to webhooks or to callbacks. The others are calls without a
-session, and calls that the gateway itself could not serve.
+Most of them are requests that never become calls: an unknown key, a web page of another origin, an invalid path. Anyone
+can send any number of these, so they are not written to the store, and cause no webhooks or callbacks. The others are
+calls without a session, and calls that the gateway itself could not serve.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from gateway.core.values import dataclass
 from gateway.server import headers as ours
 from gateway.server.auth import credential_hash
 
-#: number of refusals that are kept, the newest
+#: number of the newest refusals that are kept
 MOST_KEPT: Final = 50
 #: the name of the credential's hash among a record's notes
 CREDENTIAL: Final = "credential"
-#: codes of calls that the gateway itself could not serve: they are not recorded, with a session or without
-_OWN_FAULTS: Final = frozenset(
+#: error codes of calls that the gateway itself could not serve; they have no record, even with a session
+_UNRECORDED_CODES: Final = frozenset(
     kind.code for kind in (StoreUnavailable, StoreConflict, StoreDamaged, Overloaded, ShuttingDown)
 )
 
@@ -46,8 +46,8 @@ _OWN_FAULTS: Final = frozenset(
 class UnrecordedRefusal:
     """Refusals with the same error code and credential.
 
-    `credential`: a short hash of the unknown key; None if no key was sent, or for other errors. Times are seconds
-    since 1970.
+    `credential`: a short hash of the unknown key; None if no key was sent, or for other errors. Times are Unix times in
+    seconds.
     """
 
     code: str
@@ -60,18 +60,18 @@ class UnrecordedRefusal:
 
 
 class UnrecordedRefusals(Observer):
-    """Keeps the newest refusals, and notifies observers of requests that never became calls.
+    """Keep the newest refusals, and notify observers of requests that never became calls.
 
     Each worker has one instance.
     """
 
     def __init__(self, observers: Iterable[Observer], wall: Callable[[], float] = time.time) -> None:
-        self._listeners = [one.refused for one in observers]
+        self._refusal_listeners = [observer.refused for observer in observers]
         self._wall = wall
         self._kept = BoundedDict[tuple[str, str | None], UnrecordedRefusal](MOST_KEPT)
 
     def note(self, fault: GatewayError, headers: Headers, call_id: str, dialect: str, operation: str) -> None:
-        """Note a request that never becomes a call. A bug is left out: it has a log entry of its own."""
+        """Note a request that never becomes a call. Bugs are not noted: they have a log entry."""
         if isinstance(fault, InternalError):
             return
         credential = credential_hash(headers) if isinstance(fault, Unauthenticated) else None
@@ -102,12 +102,12 @@ class UnrecordedRefusals(Observer):
             error=CallError.of(fault),
         )
         self._keep(record)
-        tell(self._listeners, record)
+        tell(self._refusal_listeners, record)
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """See `Observer.record`."""
+        """Keep a refused call that has no record, see `Observer.record`."""
         del totals, left
-        if call.outcome == REFUSED and (call.session is None or call.error_code in _OWN_FAULTS):
+        if call.outcome == REFUSED and (call.session is None or call.error_code in _UNRECORDED_CODES):
             self._keep(call)
 
     def _keep(self, call: CallRecord) -> None:
@@ -120,5 +120,5 @@ class UnrecordedRefusals(Observer):
         self._kept[code, credential] = kept
 
     def newest(self) -> Sequence[UnrecordedRefusal]:
-        """Return the refusals that are kept, the newest first."""
+        """Return the kept refusals, newest first."""
         return [*reversed(self._kept.values())]

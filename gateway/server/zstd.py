@@ -1,6 +1,6 @@
 """Decompress a body sent as zstd, up to a limit.
 
-Codex packs its requests so where it is signed in.
+Codex compresses its requests with zstd when it is signed in.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from typing import Final
 
 from gateway.core.http.compression import Corrupt, TooLarge
 
-#: Bytes handed on at once: a block of 4 bytes may come to 128 KiB, and nothing bounds what one step gives. So many come
-#: to 8 MiB at most.
+#: Compressed bytes for one step. A block of 4 bytes can expand to 128 KiB, and the library does not limit the output of
+#: a step. With this number, a step expands to 8 MiB at most.
 _SLICE: Final = 256
-#: what a frame may have the reader keep at hand; no sender may count on more: https://www.rfc-editor.org/rfc/rfc9659
+#: largest window of a frame, in bytes; senders may not exceed it: https://www.rfc-editor.org/rfc/rfc9659
 _WINDOW: Final = 8 << 20
 
 
 def unpack_zstd(body: bytes, limit: int) -> bytes:
-    """A whole body unpacked, of one frame or several.
+    """Decompress a whole body of one or more frames.
 
     Raises:
-        TooLarge: it is over `limit` bytes.
-        Corrupt: the bytes cannot be unpacked.
+        TooLarge: the decompressed body has more than `limit` bytes.
+        Corrupt: the bytes cannot be decompressed.
     """
-    pieces, left = [], limit
+    pieces, remaining = [], limit
     for piece in _decompressed(body):
-        left -= len(piece)
-        if left < 0:
+        remaining -= len(piece)
+        if remaining < 0:
             raise TooLarge
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def _decompressed(body: bytes) -> Iterator[bytes]:
-    # Most gateways never see such a body.
+    # Imported here, because most gateways never receive such a body.
     import zstandard  # noqa: PLC0415
 
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)

@@ -1,4 +1,4 @@
-"""Commands in a folder of their own, away from the settings and keys of whoever runs the tests."""
+"""Run commands in a separate folder, without the settings and keys of the developer."""
 
 from __future__ import annotations
 

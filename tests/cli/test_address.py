@@ -1,4 +1,4 @@
-"""Where a user opens what listens on a host and a port."""
+"""The URL at which a user reaches a host and port."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_host_becomes_a_url_that_can_be_opened(host: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "", "::", "::1", "localhost"])
-def test_what_listens_there_answers_at_that_url(host: str) -> None:
+def test_server_responds_at_the_printed_url(host: str) -> None:
     with bind(host, 0) as listener:
         parts = urlsplit(url_of(host, listener.getsockname()[1]))
         assert parts.hostname

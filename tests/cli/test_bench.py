@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from gateway.bench.measure import WORKLOADS, Counted, Report, ResultRow, Times
-from gateway.cli.bench import tell
+from gateway.cli.bench import print_report
 from tests.support.commands import Commands, command, environment
 from tests.support.gateways import STARTS_S, until
 
@@ -47,30 +47,30 @@ def test_a_quick_run_measures_everything_and_finds_nothing_wrong(gateway_command
     assert found["calls_per_second_and_core"] > 0
 
 
-def test_a_table_says_what_it_came_to(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(FINE, quick=False, as_json=False)
+def test_table_shows_all_results(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(FINE, quick=False, as_json=False)
     out = capsys.readouterr().out
     assert out.splitlines()[1].split() == ["small", "call,", "32", "clients", "64", "500", "2.00", "0.50", "3.00", "0.90", "0"]  # fmt: skip
-    assert "2,000 small calls a second" in out
+    assert "2,000 small calls per second" in out
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_was_wrong_is_told_and_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+def test_failed_checks_are_printed_with_exit_code_1(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     wrong = Report(
         FINE.workloads, FINE.counted, None, 0.7, None, None, tuple(f"problem {number}" for number in range(9))
     )
     with pytest.raises(typer.Exit) as ended:
-        tell(wrong, quick=False, as_json=as_json)
+        print_report(wrong, quick=False, as_json=as_json)
     assert ended.value.exit_code == 1
     told = capsys.readouterr()
-    assert "9 things were wrong" in told.err
+    assert "9 checks failed" in told.err
     assert "problem 4" in told.err
     assert "problem 5" not in told.err
     assert not as_json or json.loads(told.out)["problems"][8] == "problem 8"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_and_leaves_nothing_behind(gateway_command: Commands, number: signal.Signals) -> None:
+def test_signal_ends_it_with_all_its_processes(gateway_command: Commands, number: signal.Signals) -> None:
     folder = gateway_command.folder / "tmp"
     folder.mkdir()
     running = subprocess.Popen(
@@ -88,7 +88,7 @@ def test_a_signal_ends_it_and_leaves_nothing_behind(gateway_command: Commands, n
         out, err = running.communicate(timeout=STARTS_S)
     assert len(children) >= 2
     assert running.returncode == 1
-    assert (out, err.strip()) == ("", "Ended before it was done.")
+    assert (out, err.strip()) == ("", "Interrupted before the benchmark was complete.")
     assert list(folder.iterdir()) == []
     until(lambda: not any(is_running(child) for child in children), what="its processes end")
 

@@ -1,4 +1,4 @@
-"""What the commands share: tables for terminals of any width, what a terminal is not told, JSON for any encoding."""
+"""Shared parts of the commands: tables for any width, no control characters, JSON for any encoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Printed = Callable[[], str]
 
 @pytest.fixture
 def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Printed]:
-    """`stdout(width=…)`: a terminal of that width, `stdout(encoding=…)`: a pipe. What it gives tells what was printed."""
+    """Replace stdout. `stdout(width=…)` is a terminal, `stdout(encoding=…)` a pipe. The result has the printed text."""
 
     def replace(width: int | None = None, encoding: str = "utf-8") -> Printed:
         raw = io.BytesIO()
@@ -46,7 +46,7 @@ class _Terminal(io.TextIOWrapper):
 LONG = "x" * 255
 
 
-def test_in_a_narrow_terminal_a_name_is_shortened_and_a_number_never(stdout: Callable[..., Printed]) -> None:
+def test_small_terminal_shortens_names_but_never_numbers(stdout: Callable[..., Printed]) -> None:
     printed = stdout(width=60)
     print_table(("name", "tokens", "calls"), [[LONG, "9,007,199,254,740,992", "1"]], right=("tokens", "calls"))
     lines = printed().splitlines()
@@ -54,7 +54,7 @@ def test_in_a_narrow_terminal_a_name_is_shortened_and_a_number_never(stdout: Cal
     assert lines[1].split() == ["x" * 29 + "…", "9,007,199,254,740,992", "1"]
 
 
-def test_columns_that_there_is_no_room_for_are_left_out_in_their_order(stdout: Callable[..., Printed]) -> None:
+def test_columns_without_space_are_left_out_in_order(stdout: Callable[..., Printed]) -> None:
     columns, row = ("name", "in", "out", "total"), ["a", "1,000,000,000", "2,000,000,000", "3,000,000,000"]
     for width, names in ((80, columns), (40, ("name", "in", "total")), (20, ("name", "total")), (10, ("name",))):
         printed = stdout(width=width)
@@ -93,7 +93,7 @@ def test_a_terminal_of_any_width_has_one_line_for_a_row(width: int, stdout: Call
 
 
 @pytest.mark.parametrize("width", [None, 60])
-def test_a_long_table_takes_little_for_each_row(width: int | None, stdout: Callable[..., Printed]) -> None:
+def test_long_table_is_fast_per_row(width: int | None, stdout: Callable[..., Printed]) -> None:
     def made(rows: int) -> int:
         stdout(width=width)
         return calls_made(lambda: print_table(("name", "models", "n"), [["alice", LONG[:40], "1"]] * rows))
@@ -102,20 +102,20 @@ def test_a_long_table_takes_little_for_each_row(width: int | None, stdout: Calla
     assert made(200) - made(100) < 100 * 60
 
 
-def test_a_table_without_names_of_columns_has_no_line_for_them(stdout: Callable[..., Printed]) -> None:
+def test_table_without_column_names_has_no_header(stdout: Callable[..., Printed]) -> None:
     printed = stdout()
     print_table(("", ""), [["id", "s"]])
     assert printed().split() == ["id", "s"]
     assert not printed().startswith(" ")
 
 
-def test_a_terminal_follows_nothing_that_stands_in_a_cell(stdout: Callable[..., Printed]) -> None:
+def test_control_characters_in_cells_are_replaced(stdout: Callable[..., Printed]) -> None:
     printed = stdout()
     print_table(("model",), [["mo\x1b[2Jck\x07\nnl\u202eabc"]])
     assert printed().splitlines()[1].strip() == "mo?[2Jck??nl?abc"
 
 
-def test_what_an_encoding_does_not_have_is_replaced_in_a_table(stdout: Callable[..., Printed]) -> None:
+def test_characters_outside_the_encoding_are_replaced_in_a_table(stdout: Callable[..., Printed]) -> None:
     printed = stdout(encoding="ascii")
     print_table(("model",), [["模型-1"]])
     assert printed().splitlines()[1].strip() == "??-1"
@@ -129,14 +129,14 @@ def test_json_is_whole_in_every_encoding(encoding: str, stdout: Callable[..., Pr
     assert ("模" in printed()) == (encoding == "utf-8")
 
 
-def test_a_complaint_is_shown_and_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_errors_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended:
         stop("one\x1b[2J\ntwo", Exit.USAGE)
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err == "one?[2J\ntwo\n"
 
 
-def test_of_long_words_of_a_user_the_beginning_is_repeated_and_how_long_they_are() -> None:
+def test_long_user_input_is_shortened_with_its_length() -> None:
     assert quoted("a b") == '"a b"'
     assert quoted("a\nb") == '"a?b"'
     assert quoted(LONG * 10) == f'"{"x" * 80}…" (2,550 characters)'

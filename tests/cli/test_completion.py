@@ -1,4 +1,4 @@
-"""Completion by the Tab key: what `gateway --install-completion` puts into a shell's files works in that shell."""
+"""Completion with the Tab key: the script of `gateway --install-completion` works in the shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.gateways import ROOT, STARTS_S
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A home of its own, in which the command is installed."""
+    """Return an environment with a separate home folder, in which the command is installed."""
     script = tmp_path / "bin" / "gateway"
     script.parent.mkdir()
     script.write_text(f"#!{sys.executable}\nfrom gateway.cli import main\nmain()\n")
@@ -24,7 +24,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def typed(shell: str, commands: str, environment: dict[str, str]) -> str:
-    # The shell stays while its command runs: the command asks which shell it was called from.
+    # The shell keeps running, because the command asks which shell called it.
     done = subprocess.run(
         [shell, "-c", f"{commands}\n:"],
         env=environment,
@@ -38,7 +38,7 @@ def typed(shell: str, commands: str, environment: dict[str, str]) -> str:
 
 
 def completed(words: str, environment: dict[str, str]) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Return the completions of bash for the last word."""
     number = len(words.split()) - 1
     script = (
         f". ~/.bashrc; COMP_WORDS=({words}); COMP_CWORD={number}; "
@@ -60,7 +60,7 @@ def test_bash_completes_commands_and_options(environment: dict[str, str], tmp_pa
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_is_added_can_be_looked_at_first(shell: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_completion_script_can_be_shown(shell: str, environment: dict[str, str], tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell} here")
     assert "_GATEWAY_COMPLETE" in typed(shell, "gateway --show-completion", environment)

@@ -17,7 +17,7 @@ from tests.support.commands import Commands
 
 
 @pytest.mark.parametrize("client", [name for name, one in CLIENTS.items() if one.text.startswith("export ")])
-def test_a_shell_can_take_the_variables_over(client: str, gateway_command: Commands) -> None:
+def test_output_can_be_evaluated_by_a_shell(client: str, gateway_command: Commands) -> None:
     done = gateway_command("env", client, "--url", "http://gw.example:9000/a&b'c")
     assert done.code == 0
     name = done.out.partition("=")[0].removeprefix("export ")
@@ -27,7 +27,7 @@ def test_a_shell_can_take_the_variables_over(client: str, gateway_command: Comma
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_every_client_is_told_the_address_and_nothing_is_left_open(client: str, gateway_command: Commands) -> None:
+def test_every_client_gets_the_url_and_no_placeholder_remains(client: str, gateway_command: Commands) -> None:
     done = gateway_command("env", client, "--json")
     told = json.loads(done.out)
     assert "http://127.0.0.1:8484" in told["text"]
@@ -39,13 +39,13 @@ def test_the_address_is_where_the_configuration_listens(gateway_command: Command
     assert gateway_command("env", "openai").out == "export OPENAI_BASE_URL='http://[::1]:9001/v1'\n"
 
 
-def test_a_shell_takes_the_command_for_curl_as_it_is(gateway_command: Commands) -> None:
+def test_curl_command_runs_in_a_shell(gateway_command: Commands) -> None:
     done = gateway_command("env", "curl", "--url", "http://gw.example:9000/a&b'c")
     assert shlex.split(done.out)[1] == "http://gw.example:9000/a&b'c/v1/chat/completions"
 
 
 @pytest.mark.parametrize("url", ["https://gw.example", "http://[::1]:80/v1/", "http://10.0.0.1:8484/a/b%20c"])
-def test_the_address_is_the_one_that_was_named(url: str, gateway_command: Commands) -> None:
+def test_url_option_is_used(url: str, gateway_command: Commands) -> None:
     told = json.loads(gateway_command("env", "openai", "--url", url, "--json").out)
     assert told["base_url"] == url.removesuffix("/v1/") + "/v1"
 
@@ -67,7 +67,7 @@ def test_the_base_url_for_programs_is_the_one_in_the_text(client: str, gateway_c
         ("jupyter", "first cell", 'base_url="https://gw.example/v1"'),
     ],
 )
-def test_what_is_entered_elsewhere_is_said_with_the_place(
+def test_settings_outside_a_shell_name_their_place(
     client: str, where: str, entered: str, gateway_command: Commands
 ) -> None:
     done = gateway_command("env", client, "--url", "https://gw.example")
@@ -94,7 +94,7 @@ def test_the_block_for_librechat_is_yaml_and_the_cell_for_jupyter_python(gateway
     ["", "gw.example", "ftp://gw.example", "http://", "http://gw example", 'http://gw"', "http://gw\\", "http://gw\n",
      "http://gw:99999", "http://gw:0", "http://[::1", "https://gw?a=1", "https://gw#a", "http://gw\x1b[2J"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(url: str, gateway_command: Commands) -> None:
+def test_invalid_url_is_refused(url: str, gateway_command: Commands) -> None:
     done = gateway_command("env", "codex", "--url", url)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("--url ")
@@ -102,20 +102,20 @@ def test_what_is_no_address_is_refused(url: str, gateway_command: Commands) -> N
     assert "\x1b" not in done.err
 
 
-def test_a_port_that_is_chosen_at_the_start_cannot_be_told(gateway_command: Commands) -> None:
+def test_port_0_needs_the_url_option(gateway_command: Commands) -> None:
     done = gateway_command("env", "openai", env={"GATEWAY_SERVER_PORT": "0"})
     assert (done.code, done.out) == (2, "")
     assert "--url" in done.err
 
 
 @pytest.mark.parametrize("name", ["a", "report-42", "A.b_c:d-e", "...", "x" * 255])
-def test_a_name_that_the_gateway_takes_is_taken(name: str, gateway_command: Commands) -> None:
+def test_valid_session_id_is_accepted(name: str, gateway_command: Commands) -> None:
     assert is_valid(name)
     assert gateway_command("env", "curl", "--session", name).out.startswith(f"curl http://127.0.0.1:8484/s/{name}/v1/")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "a\x1b[31mb", "$(ls)", "x" * 256])
-def test_a_name_that_the_gateway_does_not_take_is_refused(name: str, gateway_command: Commands) -> None:
+def test_invalid_session_id_is_refused(name: str, gateway_command: Commands) -> None:
     assert not is_valid(name)
     done = gateway_command("env", "aider", "--session", name)
     assert (done.code, done.out) == (2, "")
@@ -135,10 +135,10 @@ def test_a_session_is_named_by_the_path(gateway_command: Commands) -> None:
     [
         (["nobody"], "claude-code"),
         (["aider", "--session", "a/b"], "1-255 characters"),
-        (["claude-code", "--session", "mine"], "by itself"),
+        (["claude-code", "--session", "mine"], "names its sessions itself"),
     ],
 )
-def test_what_cannot_be_is_said(args: list[str], said: str, gateway_command: Commands) -> None:
+def test_invalid_arguments_are_errors(args: list[str], said: str, gateway_command: Commands) -> None:
     done = gateway_command("env", *args)
     assert done.code == 2
     assert said in done.err

@@ -19,7 +19,7 @@ def body(tmp_path: Path) -> Path:
     return path
 
 
-def test_count_says_what_a_body_weighs_and_how_it_was_counted(gateway_command: Commands, body: Path) -> None:
+def test_count_prints_tokens_and_how_they_were_counted(gateway_command: Commands, body: Path) -> None:
     done = gateway_command("count", body)
     assert done.code == 0
     assert [line.split()[0] for line in done.lines[1:]] == ["total", "conversation", "tool", "tool", "context"]
@@ -32,7 +32,7 @@ def test_count_as_json_has_every_item(gateway_command: Commands, body: Path) -> 
     assert found["tool_results"] == 12
 
 
-def test_count_lists_tools_where_it_is_asked_to(gateway_command: Commands, body: Path) -> None:
+def test_count_lists_tools_with_the_option(gateway_command: Commands, body: Path) -> None:
     found = json.loads(gateway_command("count", body, "--json", "--tools").out)
     tokens = found["tool_tokens"]
     assert found["tools"] == {"list_depot": {"results": 12, "result_tokens": tokens}}
@@ -55,7 +55,7 @@ def test_count_says_that_text_is_exact(gateway_command: Commands, tmp_path: Path
 @pytest.mark.parametrize(
     ("texts", "tokens"), [("hi there", 2), (["hi there", "hi"], 3), ([1, 2, 3, 4], 4), ([[1, 2, 3], [4]], 4)]
 )
-def test_count_counts_texts_to_embed_and_nothing_beside_them(
+def test_count_counts_only_the_texts_to_embed(
     gateway_command: Commands, tmp_path: Path, texts: object, tokens: int
 ) -> None:
     path = tmp_path / "body.json"
@@ -68,7 +68,7 @@ def test_count_counts_texts_to_embed_and_nothing_beside_them(
     assert "A request for embeddings has no messages" in refused.err
 
 
-def test_a_body_for_embeddings_is_told_by_its_model_or_by_the_option(gateway_command: Commands, tmp_path: Path) -> None:
+def test_body_for_embeddings_is_recognized_by_model_or_option(gateway_command: Commands, tmp_path: Path) -> None:
     path = tmp_path / "body.json"
     path.write_text(json.dumps({"model": "voyage-3", "input": "hi there"}))
     assert json.loads(gateway_command("count", path, "--json").out)["wire"] == "responses"
@@ -115,19 +115,19 @@ def test_trim_writes_the_body_to_a_file(gateway_command: Commands, body: Path, t
     assert json.loads(out.read_text())["model"] == "gpt-4o"
 
 
-def test_trim_leaves_what_fits_byte_for_byte(gateway_command: Commands, body: Path) -> None:
+def test_trim_leaves_a_fitting_body_unchanged(gateway_command: Commands, body: Path) -> None:
     done = gateway_command.process("trim", str(body))
     assert done.out == body.read_text() + "\n"
     assert "nothing changed" in done.err
 
 
-def test_trim_says_what_cannot_be_fitted(gateway_command: Commands, body: Path) -> None:
+def test_trim_reports_a_body_that_cannot_be_trimmed_enough(gateway_command: Commands, body: Path) -> None:
     done = gateway_command("trim", body, "--budget", "50")
     assert done.code == 1
     assert "messages[" in done.err
 
 
-def test_where_nothing_is_free_no_less_is_said_to_be(gateway_command: Commands, tmp_path: Path) -> None:
+def test_remaining_tokens_are_never_negative(gateway_command: Commands, tmp_path: Path) -> None:
     path = tmp_path / "hi.json"
     path.write_text('{"model": "gpt-4o", "messages": [{"role": "user", "content": "hello there"}]}')
     done = gateway_command("trim", path, "--budget", "1")
@@ -140,7 +140,7 @@ def test_where_nothing_is_free_no_less_is_said_to_be(gateway_command: Commands, 
     ("content", "says"),
     [("", "JSON"), ("[1]", "object"), ('{"messages": []}', "model"), ('{"model": "gpt-4o"}', "messages")],
 )
-def test_what_is_no_request_is_said(
+def test_invalid_body_is_an_error(
     gateway_command: Commands, tmp_path: Path, command: str, content: str, says: str
 ) -> None:
     path = tmp_path / "odd.json"
@@ -150,7 +150,7 @@ def test_what_is_no_request_is_said(
     assert says in done.err
 
 
-def test_a_file_that_is_not_there_is_named(gateway_command: Commands) -> None:
+def test_missing_file_is_named(gateway_command: Commands) -> None:
     done = gateway_command("count", "nowhere.json")
     assert (done.code, "nowhere.json" in done.err) == (1, True)
 
@@ -178,7 +178,7 @@ def test_a_users_own_counter_is_used_and_a_broken_one_is_named(
     assert (broken.code, "models[0].tokenizer" in broken.out) == (3, True)
 
 
-def test_a_terminal_follows_nothing_that_a_body_names(gateway_command: Commands, tmp_path: Path) -> None:
+def test_control_characters_in_a_body_are_replaced(gateway_command: Commands, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({"model": "gpt-4o\x07\n", "messages": [{"role": "user", "content": "hello"}]}))
     done = gateway_command.process("count", path)

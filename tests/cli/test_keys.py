@@ -1,4 +1,4 @@
-"""`gateway keys`: client keys that come and go while the gateway runs."""
+"""`gateway keys`: add and revoke client keys while the gateway runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
 
 
-FIRST = "This is the first client key: from now on every call without a client key is refused (401)."
+FIRST = "This is the first client key: after it, every call without a client key is refused (401)."
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 401), ("n", 200)])
@@ -59,33 +59,33 @@ def test_a_terminal_is_asked_before_the_first_key_ends_open_access(
     args = ("keys", "add", "carol", "--store", f"sqlite://{gateway.store}")
     done = Terminal(tmp_path, 80, *args, stdin=f"{answer}\n", has_stderr=True).done()
     assert FIRST in " ".join(done.out.split())
-    assert "Make it? [y/N]" in done.out
+    assert "Create it? [y/N]" in done.out
     assert (done.code, "gw-" in done.out) == ((0, True) if answer == "y" else (1, False))
     if status == 200:
-        assert "No key was made." in done.out
+        assert "No key was created." in done.out
         assert gateway.web.chat("s").status == 200
     else:
         until(lambda: gateway.web.chat("s").status == status)
         again = Terminal(tmp_path, 80, "keys", "add", "dave", *args[3:], has_stderr=True).done()
-        assert (again.code, "Make it?" in again.out) == (0, False), "there is nothing left to end"
+        assert (again.code, "Create it?" in again.out) == (0, False), "there is nothing left to end"
 
 
 @pytest.mark.parametrize("more", [(), ("--yes",)])
-def test_a_script_is_told_that_the_first_key_ends_open_access(more: tuple[str, ...], gateway_command: Commands) -> None:
+def test_first_key_prints_a_notice_in_a_script(more: tuple[str, ...], gateway_command: Commands) -> None:
     done = gateway_command.process("keys", "add", "carol", *more, stdin="")
     assert (done.code, done.out[:3]) == (0, "gw-")
     assert done.err.startswith(FIRST)
     assert FIRST not in gateway_command("keys", "add", "dave").err
 
 
-def test_a_terminal_that_says_yes_beforehand_is_not_asked(tmp_path: Path) -> None:
+def test_yes_option_skips_the_confirmation(tmp_path: Path) -> None:
     done = Terminal(tmp_path, 80, "keys", "add", "carol", "--yes", has_stderr=True).done()
     assert done.code == 0
-    assert "Make it?" not in done.out
+    assert "Create it?" not in done.out
 
 
 @pytest.mark.parametrize("auth", [ALICE, "auth: {required: true}"])
-def test_where_calls_need_a_key_already_nothing_is_said(auth: str, gateway_command: Commands) -> None:
+def test_no_notice_if_calls_need_a_key_already(auth: str, gateway_command: Commands) -> None:
     gateway_command.file(auth, "gateway.yaml")
     assert FIRST not in gateway_command("keys", "add", "carol").err
 
@@ -105,9 +105,7 @@ def test_where_calls_need_a_key_already_nothing_is_said(auth: str, gateway_comma
         ["x", "--rpm", "99999999999999999999999"],
     ],
 )
-def test_a_key_that_makes_no_sense_is_refused(
-    gateway: GatewayThread, gateway_command: Commands, asked: list[str]
-) -> None:
+def test_invalid_key_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
     done = gateway_command("keys", "add", *asked, "--store", f"sqlite://{gateway.store}")
     assert done.code == 2
 
@@ -116,36 +114,34 @@ def test_a_key_that_makes_no_sense_is_refused(
     ("asked", "said"),
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
-        (["x", "--window", "1d"], "--window needs something to refill: --budget-tokens, "),
+        (["x", "--window", "1d"], "--window needs a budget: --budget-tokens, "),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
-        (["a\x07b"], '"a?b" is no name'),
-        (["x", "--models", ""], '--models "" is no pattern of a model\'s name'),
-        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is no pattern of a model\'s name; repeat'),
+        (["a\x07b"], '"a?b" is not a valid name'),
+        (["x", "--models", ""], '--models "" is not one pattern of model names'),
+        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is not one pattern of model names. Repeat'),
     ],
 )
-def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
+def test_error_repeats_the_option_as_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
     done = gateway_command("keys", "add", *asked)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(said)
 
 
-def test_a_key_or_a_client_that_may_have_been_meant_is_suggested(gateway_command: Commands) -> None:
+def test_similar_key_or_client_is_suggested(gateway_command: Commands) -> None:
     assert gateway_command("keys", "add", "alice").code == 0
     done = gateway_command("keys", "revoke", "alise")
-    assert (done.code, done.err) == (1, 'There is no key "alise" in the store (did you mean alice?).\n')
+    assert (done.code, done.err) == (1, 'The store has no key "alise" (did you mean alice?).\n')
     done = gateway_command("env", "claude-cod")
     assert done.code == 2
-    assert '"claude-cod" is no client known here (did you mean claude-code?); known: ' in done.err
+    assert 'Unknown client "claude-cod" (did you mean claude-code?). Known clients: ' in done.err
 
 
 @pytest.mark.parametrize("given", [["--store", "sqlite://other.db"], ["-c", "other.yaml"], ["--json"]])
 @pytest.mark.parametrize("then", [["revoke", "carol"], ["add", "carol"], ["list"]])
-def test_an_option_before_the_command_is_refused_and_not_passed_over(
-    given: list[str], then: list[str], gateway_command: Commands
-) -> None:
+def test_option_before_the_command_is_refused(given: list[str], then: list[str], gateway_command: Commands) -> None:
     done = gateway_command("keys", *given, *then)
     assert (done.code, done.out) == (2, "")
-    assert "write it after" in done.err
+    assert "Write it after" in done.err
     assert list(gateway_command.folder.iterdir()) == []
 
 
@@ -166,25 +162,25 @@ def test_a_key_whose_account_cannot_be_read_hides_no_other(gateway_command: Comm
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite://none-yet.db"])
-def test_a_key_of_the_configuration_is_said_to_stand_there(store: str, gateway_command: Commands) -> None:
+def test_configured_key_cannot_be_revoked(store: str, gateway_command: Commands) -> None:
     file = gateway_command.file(ALICE)
     done = gateway_command("keys", "revoke", "alice", "-c", file, "--store", store)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith('"alice" stands in auth.keys of the configuration')
+    assert done.err.startswith('"alice" is a key in the configuration. Remove it from auth.keys')
     assert len(done.err.splitlines()) == 1
 
 
-def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_command: Commands) -> None:
+def test_key_in_store_and_configuration_is_revoked_in_the_store(gateway_command: Commands) -> None:
     store = ["--store", "sqlite://own.db"]
     assert gateway_command("keys", "add", "alice", *store).code == 0
     done = gateway_command("keys", "revoke", "alice", "-c", gateway_command.file(ALICE), *store)
     assert done.code == 1, "the other one still opens"
     assert done.err.splitlines()[0] == "revoked alice"
-    assert '"alice" also stands in auth.keys' in done.err
-    assert gateway_command("keys", "revoke", "alice", *store).err == 'There is no key "alice" in the store.\n'
+    assert '"alice" is also a key in the configuration' in done.err
+    assert gateway_command("keys", "revoke", "alice", *store).err == 'The store has no key "alice".\n'
 
 
-def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command: Commands) -> None:
+def test_json_of_a_new_key_contains_the_key_once(gateway_command: Commands) -> None:
     store = ["--store", "sqlite://own.db"]
     done = gateway_command("keys", "add", "carol", "--budget-usd", "2", "--models", "gpt-*", "--json", *store)
     assert (done.code, done.err) == (0, f"{FIRST}\n")
@@ -198,18 +194,18 @@ def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command:
     revoked = gateway_command("keys", "revoke", "carol", "--json", *store)
     assert (revoked.code, revoked.err, json.loads(revoked.out)) == (0, "", {"name": "carol", "revoked": True})
     gone = gateway_command("keys", "revoke", "carol", "--json", *store)
-    assert (gone.code, gone.out, gone.err) == (1, "", 'There is no key "carol" in the store.\n')
+    assert (gone.code, gone.out, gone.err) == (1, "", 'The store has no key "carol".\n')
 
 
-def test_as_json_a_key_that_is_also_configured_is_revoked_and_complained_about(gateway_command: Commands) -> None:
+def test_json_of_a_revoked_key_that_is_also_configured(gateway_command: Commands) -> None:
     store = ["--store", "sqlite://own.db"]
     assert gateway_command("keys", "add", "alice", *store).code == 0
     done = gateway_command("keys", "revoke", "alice", "--json", "-c", gateway_command.file(ALICE), *store)
     assert (done.code, json.loads(done.out)) == (1, {"name": "alice", "revoked": True})
-    assert done.err.startswith('"alice" also stands in auth.keys')
+    assert done.err.startswith('"alice" is also a key in the configuration')
 
 
-# --- keys that nobody sees ----------------------------------------------------------------------------------------
+# --- keys that cannot be printed ----------------------------------------------------------------------------------
 
 TAKEN_BACK = "carol: the key could not be shown, and is revoked again."
 STORE = ["--store", "sqlite://own.db"]
@@ -217,11 +213,11 @@ ADD = ["keys", "add", "carol", *STORE]
 
 
 def kept(commands: Commands) -> list[str]:
-    """The names of the keys in the store."""
+    """Return the names of the keys in the store."""
     return [row["name"] for row in json.loads(commands("keys", "list", "--json", *STORE).out)]
 
 
-#: each form, written at once and at the end; where nothing can be said either, one of each
+#: both formats, with and without buffering; without stderr, one of each
 UNSHOWN = [
     (closed, unbuffered, more)
     for closed in (">&-", ">/dev/full")
@@ -244,7 +240,7 @@ def test_a_key_that_cannot_be_shown_is_revoked_again(
     assert gateway_command(*ADD).code == 0, "the name is free"
 
 
-def test_a_key_that_its_reader_did_not_wait_for_is_revoked_again(gateway_command: Commands) -> None:
+def test_key_is_revoked_if_its_reader_left(gateway_command: Commands) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -255,14 +251,14 @@ def test_a_key_that_its_reader_did_not_wait_for_is_revoked_again(gateway_command
     assert kept(gateway_command) == []
 
 
-def test_a_key_that_is_shown_where_nothing_can_be_said_stands(gateway_command: Commands) -> None:
+def test_key_that_was_printed_stays_valid_without_stderr(gateway_command: Commands) -> None:
     done = shut("2>&-", gateway_command, ADD, {})
     assert done.returncode == 0
     assert done.stdout.startswith("gw-")
     assert kept(gateway_command) == ["carol"]
 
 
-def test_a_key_that_can_neither_be_shown_nor_revoked_is_said_to_stand(
+def test_key_that_cannot_be_printed_or_revoked_is_reported(
     gateway_command: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", Breaking(gateway_command.folder / "own.db"))
@@ -270,13 +266,13 @@ def test_a_key_that_can_neither_be_shown_nor_revoked_is_said_to_stand(
         app(ADD, standalone_mode=False)
     said = capsys.readouterr().err.splitlines()
     assert (
-        said[-1] == "carol: the key could not be shown, but stands in the store. Revoke it: gateway keys revoke carol"
+        said[-1] == "carol: the key could not be shown, but is still in the store. Revoke it: gateway keys revoke carol"
     )
     assert "own.db" in said[-2], "why it could not be revoked"
 
 
 class Breaking(io.StringIO):
-    """A full disk, on which the store breaks meanwhile."""
+    """A full disk, on which the store fails at the same time."""
 
     def __init__(self, store: Path) -> None:
         super().__init__()

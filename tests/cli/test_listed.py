@@ -1,4 +1,4 @@
-"""The order of sessions: the same in `gateway sessions`, in `gateway top` and in the API."""
+"""The order of sessions is the same in `gateway sessions`, in `gateway top` and in the API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTS = (("sessions", "list"), ("sessions",), ("top",))
 
 @pytest.fixture
 def filled(mock_server: MockServer, gateway_server: StartGateway) -> GatewayThread:
-    """A running gateway with three sessions, in another order by each measure."""
+    """A running gateway with three sessions, whose order is different for each sort key."""
     prices = [("dear", 1000), ("fair", 100), ("free", 0)]
     models = [
         {"match": name, "provider": "upstream", "price": {"input": price, "output": price}} for name, price in prices
@@ -42,7 +42,7 @@ def test_all_lists_have_the_order_of_the_api(sort: str, filled: GatewayThread, g
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_a_limit_takes_the_first_of_all_and_not_the_first_of_a_page(
+def test_limit_applies_to_all_sessions_and_not_to_a_page(
     sort: str, filled: GatewayThread, gateway_command: Commands
 ) -> None:
     for command in LISTS:
@@ -52,12 +52,12 @@ def test_a_limit_takes_the_first_of_all_and_not_the_first_of_a_page(
 
 @pytest.mark.parametrize("command", LISTS)
 @pytest.mark.parametrize("name", ["name", "", "RECENT", "co\x1b[2Jst", "x" * 5000])
-def test_an_order_that_is_none_is_refused_with_those_there_are(
+def test_invalid_order_is_refused_with_the_valid_ones(
     name: str, command: tuple[str, ...], gateway_command: Commands
 ) -> None:
     done = gateway_command(*command, "--sort", name)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("--sort is one of recent, tokens, cost, not ")
+    assert done.err.startswith("--sort must be one of recent, tokens, cost, not ")
     assert len(done.err.splitlines()) == 1
     assert len(done.err) < 200
     assert "\x1b" not in done.err

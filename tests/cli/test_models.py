@@ -45,7 +45,7 @@ def test_the_table_shows_the_same(gateway_command: Commands) -> None:
     ]
 
 
-def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:
+def test_model_of_the_built_in_table_names_its_source(gateway_command: Commands) -> None:
     done = gateway_command("models", "mock-small", "--json", "-c", gateway_command.file(MOCK))
     (row,) = json.loads(done.out)
     assert (row["model"], row["provider"], row["window"], row["tokenizer"]) == (
@@ -74,7 +74,7 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     }  # fmt: skip
 
 
-def test_a_model_that_a_route_takes_comes_before_those_that_have_its_name_as_a_part(gateway_command: Commands) -> None:
+def test_model_of_a_route_comes_before_partial_matches(gateway_command: Commands) -> None:
     routes = "models: [{match: 'gpt-4*', provider: groq, window: 5000}]"
     first, second, *_ = json.loads(gateway_command("models", "gpt-4", "--json", "-c", gateway_command.file(routes)).out)
     assert (first["model"], first["provider"], first["window"]) == ("gpt-4", "groq", 5000)
@@ -101,7 +101,7 @@ def test_a_provider_that_is_called_where_it_costs_more_has_these_prices(gateway_
     assert [found[name] for name in names] == [Decimal("1.25"), Decimal("2.75"), Decimal(5), Decimal("5.5")]
 
 
-def test_a_tokenizer_that_nothing_is_counted_with_is_not_shown(gateway_command: Commands) -> None:
+def test_unused_tokenizer_is_not_shown(gateway_command: Commands) -> None:
     route = "{match: mine, provider: openai, tokenizer: o200k}"
     done = gateway_command("models", "mine", "-c", gateway_command.file(f"models: [{route}]"))
     assert (done.code, done.out) == (2, "")
@@ -114,17 +114,17 @@ def test_an_unknown_model_is_an_error_that_says_where_calls_for_it_go(
 ) -> None:
     done = gateway_command.process("models", "no-such-model-1", *more)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith('No model "no-such-model-1" is known')
+    assert done.err.startswith('Unknown model "no-such-model-1"')
     assert done.err.endswith("Calls for it go to openai.\n")
 
 
-def test_a_model_whose_name_is_alike_is_suggested(gateway_command: Commands) -> None:
+def test_similar_model_is_suggested(gateway_command: Commands) -> None:
     done = gateway_command("models", "gpt-4o-mni")
     assert (done.code, done.out) == (1, "")
     assert "(did you mean gpt-4o-mini?)" in done.err
 
 
-def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands) -> None:
+def test_model_without_a_provider_is_an_error(gateway_command: Commands) -> None:
     done = gateway_command.process("models", "no-such-model-1", "-c", gateway_command.file("default_provider: null"))
     assert (done.code, done.out) == (1, "")
     assert "default_provider" in done.err
@@ -147,7 +147,7 @@ def test_models_may_be_asked_for_by_a_pattern(gateway_command: Commands) -> None
     assert [row["model"] for row in json.loads(one.out)] == ["mock-small"]
 
 
-def test_a_pattern_like_which_there_is_nothing_is_no_model(gateway_command: Commands) -> None:
+def test_pattern_without_a_match_is_an_error(gateway_command: Commands) -> None:
     done = gateway_command.process("models", "no-such-*")
     assert (done.code, done.out) == (1, "")
     assert '"no-such-*"' in done.err

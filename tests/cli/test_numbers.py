@@ -51,7 +51,7 @@ def test_a_whole_number_is_read_as_people_write_it(text: str, meant: int) -> Non
         "nan",
     ],
 )
-def test_what_is_no_whole_number_or_could_mean_two_is_refused(text: str) -> None:
+def test_invalid_or_ambiguous_whole_number_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 600,000"):
         numbers.whole_number(text)
 
@@ -77,7 +77,7 @@ def test_dollars_may_have_their_sign_and_cents() -> None:
         ("0.000001", "$0.000001", "$0.000001"),
     ],
 )
-def test_a_limit_is_shown_to_the_last_digit_and_a_cost_rounded(amount: str, exact: str, rounded: str) -> None:
+def test_limits_are_exact_and_costs_are_rounded(amount: str, exact: str, rounded: str) -> None:
     assert (numbers.dollars(amount), numbers.cost(amount)) == (exact, rounded)
 
 

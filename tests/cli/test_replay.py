@@ -20,7 +20,7 @@ TEXT = " ".join(f"word{number % 97}" for number in range(150))
 
 @dataclass(frozen=True)
 class Played:
-    """What a gateway served: its configuration, and what its API showed in the end."""
+    """The configuration of a gateway, and its API's data after all calls."""
 
     file: Path
     totals: dict[str, Any]
@@ -39,7 +39,7 @@ def recording(gateway_command: Commands) -> Path:
     return file
 
 
-def test_a_table_says_what_would_have_been_sent(recording: Path, gateway_command: Commands) -> None:
+def test_table_shows_what_would_have_been_sent(recording: Path, gateway_command: Commands) -> None:
     done = gateway_command("replay", recording, "--conversations", "--budget", "2000")
     assert done.code == 0
     rows = [line.split() for line in done.out.splitlines()]
@@ -95,7 +95,7 @@ def test_a_plot_whose_name_says_no_format_is_refused_before_anything_is_read(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("none/p.png", "there is no such folder"),
+        ("none/p.png", "the folder does not exist"),
         ("folder.png", "it is a folder"),
         (f"{'x' * 500}.png", "File name too long"),
     ],
@@ -107,11 +107,11 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_read(
     done = gateway_command("replay", "nowhere.jsonl", "--plot", name)
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("--plot ")
-    assert done.err.endswith(f" cannot be drawn: {reason}.\n")
+    assert done.err.endswith(f" cannot be written: {reason}.\n")
     assert len(done.err.splitlines()) == 1
 
 
-def test_lines_without_a_request_are_named_and_passed_over(recording: Path, gateway_command: Commands) -> None:
+def test_lines_without_a_request_are_reported_and_skipped(recording: Path, gateway_command: Commands) -> None:
     recording.write_text("nonsense\n" * 9 + recording.read_text() + '{"model": 5, "messages": []}\n')
     done = gateway_command("replay", recording, "--json")
     assert done.code == 0
@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_fails(gateway_command: Commands) -> None:
 def test_a_plot_that_cannot_be_written_fails(recording: Path, gateway_command: Commands) -> None:
     done = gateway_command("replay", recording, "--plot", recording.parent / "none" / "plot.png")
     assert done.code == 1
-    assert "cannot be drawn" in done.err
+    assert "cannot be written" in done.err
 
 
 def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: Commands) -> None:
@@ -150,7 +150,7 @@ def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: C
     assert "damaged.jsonl.gz cannot be read" in done.err
 
 
-def test_a_complaint_about_what_a_line_holds_names_its_file(recording: Path, gateway_command: Commands) -> None:
+def test_error_about_a_line_names_its_file(recording: Path, gateway_command: Commands) -> None:
     other = recording.with_name("other.jsonl")
     other.write_text('{"model": "", "messages": []}\n')
     done = gateway_command("replay", recording, other, "--json")
@@ -180,7 +180,7 @@ def test_options_of_the_other_kind_are_refused(args: tuple[str, ...], gateway_co
 
 @pytest.fixture(scope="module")
 def played(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Two sessions of 8 calls each that a gateway served."""
+    """Two sessions of 8 calls each, served by a gateway."""
     gateway = GatewayThread(tmp_path_factory.mktemp("played"), mock_server.url, {})
     for session in ("a", "b"):
         for turn in range(8):
@@ -193,7 +193,7 @@ def played(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) ->
     return Played(gateway.file, totals, page)
 
 
-def test_the_records_of_a_store_come_to_its_totals(played: Played, gateway_command: Commands) -> None:
+def test_records_of_a_store_add_up_to_its_totals(played: Played, gateway_command: Commands) -> None:
     done = gateway_command("replay", "--records", "-c", played.file, "--json")
     assert done.code == 0
     found = json.loads(done.out)
@@ -218,14 +218,14 @@ def test_the_records_that_the_api_shows_say_the_same(played: Played, gateway_com
     assert gateway_command.process("replay", "--records", "-", *budgets, stdin=played.page.decode()).out == shown.out
 
 
-def test_a_table_of_records_says_when_budgets_would_have_been_felt(played: Played, gateway_command: Commands) -> None:
+def test_table_of_records_shows_when_budgets_would_take_effect(played: Played, gateway_command: Commands) -> None:
     args = ("replay", "--records", "-c", played.file, "--budget", "1000", "--session-budget", "5000")
     done = gateway_command(*args)
     assert done.code == 0
     rows = [line.split() for line in done.out.splitlines()]
     assert sorted(row[0] for row in rows) == ["a", "all", "b", "session"]
     assert "refused at" in done.lines[0]
-    assert "Records hold no text" in done.err
+    assert "Records contain no text" in done.err
     found = json.loads(gateway_command(*args, "--json").out)["sessions"]["a"]
     assert found["over_context_budget"]["calls"] == len(found["calls_over"]) > 0
     assert all(one["over"] == one["tokens"] - 1000 > 0 for one in found["calls_over"])
@@ -244,7 +244,7 @@ def test_without_a_budget_the_table_says_how_to_name_one(played: Played, gateway
     assert "1 of 17 calls cost nothing" in done.err
 
 
-def test_budgets_of_keys_in_the_store_are_known_with_its_records_and_named_without(
+def test_budgets_of_stored_keys_are_known_only_with_the_store(
     mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -267,7 +267,9 @@ def test_budgets_of_keys_in_the_store_are_known_with_its_records_and_named_witho
     call = {"call_id": "c", "request_id": "c", "session": "carol/s", "started_at": "2026-01-01T00:00:00.000Z"}
     page.write_text(json.dumps({**call, "provider": "own", "model": "mock-small", "stream": False}) + "\n")
     for more in ((), ("--json",)):
-        assert "does not have are not known here: carol." in (gateway_command("replay", "--records", page, *more).err)
+        assert "No budgets are known for these client keys: carol." in (
+            gateway_command("replay", "--records", page, *more).err
+        )
 
 
 def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -> None:
@@ -280,8 +282,8 @@ def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -
     ("name", "said"),
     [
         ("nobody", "neither a file nor a session"),
-        ("calls.jsonl", 'no file "calls.jsonl"'),
-        ("no/such file", "no session can have that name"),
+        ("calls.jsonl", 'File "calls.jsonl" does not exist'),
+        ("no/such file", "neither a file nor a valid session id"),
     ],
 )
 def test_what_is_neither_a_file_nor_a_session_fails(
@@ -292,7 +294,7 @@ def test_what_is_neither_a_file_nor_a_session_fails(
     assert said in done.err
 
 
-def test_requests_and_records_are_told_apart(recording: Path, played: Played, gateway_command: Commands) -> None:
+def test_requests_and_records_are_distinguished(recording: Path, played: Played, gateway_command: Commands) -> None:
     page = gateway_command.folder / "calls.jsonl"
     page.write_bytes(played.page)
     mixed = gateway_command("replay", recording, page, "--json")
@@ -304,14 +306,14 @@ def test_requests_and_records_are_told_apart(recording: Path, played: Played, ga
     assert "no record of a call" in done.err
 
 
-def test_a_name_is_shown_without_what_a_terminal_would_follow(recording: Path, gateway_command: Commands) -> None:
+def test_control_characters_in_names_are_replaced(recording: Path, gateway_command: Commands) -> None:
     recording.write_text(json.dumps({"session": "a\x1b[2Jb", "body": {"model": "gpt-4o", "messages": messages(1)}}))
     done = gateway_command("replay", recording)
     assert done.code == 0
     assert "a?[2Jb" in done.out
 
 
-def test_a_terminal_follows_nothing_that_a_recording_names(gateway_command: Commands) -> None:
+def test_control_characters_in_a_recording_are_replaced(gateway_command: Commands) -> None:
     file = gateway_command.folder / "odd.jsonl"
     file.write_text(json.dumps({"model": "odd\x07", "messages": [{"role": "user", "content": "hello"}]}))
     done = gateway_command.process("replay", file, "-c", gateway_command.file("default_provider: null"))

@@ -54,7 +54,7 @@ def test_every_command_explains_itself(name: str, gateway_command: Commands) -> 
         assert "Usage:" in done.out
 
 
-def test_every_command_that_ends_has_json() -> None:
+def test_every_command_with_output_has_json() -> None:
     without = [
         path for path, one in commands(get_command(app)) if all("--json" not in each.opts for each in one.params)
     ]
@@ -62,7 +62,7 @@ def test_every_command_that_ends_has_json() -> None:
 
 
 def commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All commands, those of groups as `sessions list`; the names come sorted."""
+    """Yield all commands in the order of their names, such as `sessions list`."""
     for name, one in sorted(getattr(command, "commands", {}).items()):
         yield from commands(one, f"{path}{name} ")
     if not hasattr(command, "commands"):
@@ -92,13 +92,13 @@ def test_the_version_is_that_of_the_package(gateway_command: Commands) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["1", ""])
 @pytest.mark.parametrize("args", [["schema"], ["env", "codex"], ["models", "gpt-4o"], ["models", "gpt-4o", "--json"]])
-def test_a_full_disk_is_one_line_and_no_success(args: list[str], unbuffered: str, gateway_command: Commands) -> None:
+def test_full_disk_is_a_one_line_error(args: list[str], unbuffered: str, gateway_command: Commands) -> None:
     with Path("/dev/full").open("wb") as full:
         done = to(full.fileno(), gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (1, "The output cannot be written: No space left on device.\n")
 
 
-def test_a_full_disk_is_no_success_where_that_cannot_even_be_said(gateway_command: Commands) -> None:
+def test_full_disk_without_stderr_is_still_an_error(gateway_command: Commands) -> None:
     with Path("/dev/full").open("wb") as full:
         done = to(full.fileno(), gateway_command, ["schema"], {}, stderr=full.fileno())
     assert done.returncode == 1
@@ -106,9 +106,7 @@ def test_a_full_disk_is_no_success_where_that_cannot_even_be_said(gateway_comman
 
 @pytest.mark.parametrize("args", [["schema"], ["env", "codex"], ["models", "gpt-4o", "--json", "--limit", "1"]])
 @pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_a_reader_that_has_had_enough_is_told_nothing(
-    args: list[str], unbuffered: str, gateway_command: Commands
-) -> None:
+def test_closed_pipe_prints_no_error(args: list[str], unbuffered: str, gateway_command: Commands) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -126,7 +124,7 @@ def test_a_reader_that_has_had_enough_is_told_nothing(
     ["keys", "--json"], ["replay", "body.json"], ["replay", "body.json", "--json"],
     ["demo", "--steps", "1", "--json"],
 ])  # fmt: skip
-def test_a_closed_stdout_is_one_line_and_no_success(args: list[str], gateway_command: Commands) -> None:
+def test_closed_stdout_is_a_one_line_error(args: list[str], gateway_command: Commands) -> None:
     body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}
     gateway_command.file(json.dumps(body), "body.json")
     store = {"GATEWAY_STORE_URL": f"sqlite:///{gateway_command.folder / 's.db'}"}
@@ -138,18 +136,16 @@ def test_a_closed_stdout_is_one_line_and_no_success(args: list[str], gateway_com
 
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("<&- >&- 2>&-", 0)])
-def test_what_writes_nothing_there_does_not_mind_a_closed_stdout(
-    closed: str, code: int, gateway_command: Commands
-) -> None:
+def test_closed_stdout_is_no_error_without_output(closed: str, code: int, gateway_command: Commands) -> None:
     assert shut(closed, gateway_command, ["check"], {}).returncode == code
 
 
-def test_a_command_ends_as_ever_where_its_complaint_goes_nowhere(gateway_command: Commands) -> None:
+def test_exit_code_is_the_same_without_stderr(gateway_command: Commands) -> None:
     assert shut("2>&-", gateway_command, ["check", "-c", "missing.yaml"], {}).returncode == 3
     assert shut(">&- 2>&-", gateway_command, ["demo", "--steps", "1", "--json"], {}).returncode == 1
 
 
-def test_a_closed_stdin_is_an_empty_one(gateway_command: Commands) -> None:
+def test_closed_stdin_is_empty(gateway_command: Commands) -> None:
     done, empty = shut("<&-", gateway_command, ["count", "-"], {}), gateway_command.process("count", "-", stdin="")
     assert (done.returncode, done.stderr) == (empty.code, empty.err)
     assert empty.code == 1
@@ -159,7 +155,7 @@ def test_a_closed_stdin_is_an_empty_one(gateway_command: Commands) -> None:
     ["models", "--limit", "5000"], ["models", "--limit", "5000", "--json"], ["trim", "body.json"],
     ["count", "body.json", "--items"], ["count", "body.json", "--items", "--json"],
 ])  # fmt: skip
-def test_a_reader_that_leaves_after_the_first_line_is_told_nothing(args: list[str], gateway_command: Commands) -> None:
+def test_pipe_closed_after_the_first_line_prints_no_error(args: list[str], gateway_command: Commands) -> None:
     # more than a pipe holds, in each of these forms: what is left to print is what is looked at
     body = {"model": "gpt-4o", "messages": [{"role": "user", "content": f"hello {n} " * 9} for n in range(5000)]}
     gateway_command.file(json.dumps(body), "body.json")
@@ -176,18 +172,18 @@ def test_a_reader_that_leaves_after_the_first_line_is_told_nothing(args: list[st
     assert not {"Traceback", "Exception", "Broken pipe"} & set(said.replace(":", " ").split()), said
 
 
-#: what is said where a shell closed stdout
+#: error of the system for a closed stdout
 CLOSED = "The output cannot be written: Bad file descriptor."
 
 
-def test_what_the_encoding_of_stdout_does_not_have_is_replaced(gateway_command: Commands) -> None:
+def test_characters_outside_the_encoding_of_stdout_are_replaced(gateway_command: Commands) -> None:
     file = gateway_command.file("providers: {模: {}}")
     done = gateway_command.process("check", "-c", file, env={"PYTHONIOENCODING": "latin-1"})
     assert (done.code, done.out) == (3, "providers.?.base_url: field required\n")
 
 
 def test_ctrl_c_while_the_command_is_being_imported_is_quiet(gateway_command: Commands) -> None:
-    # What is imported first stands in for whatever is being imported when the key is pressed.
+    # The first import represents any import during which the key is pressed.
     gateway_command.file("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "typer.py")
     done = gateway_command.process("--version", env={"PYTHONPATH": f"{gateway_command.folder}:{ROOT}"})
     assert (done.code, done.all) == (130, "")
@@ -213,7 +209,7 @@ def test_help_imports_nothing_heavier_than_typer_and_rich(gateway_command: Comma
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_command: Commands) -> None:
+def test_demo_total_equals_the_providers_count(gateway_command: Commands) -> None:
     done = gateway_command.process("demo", env={"COLUMNS": "40"})
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out, "no colour, as this is no terminal"
@@ -234,7 +230,7 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     assert len(counts) == 1, "the session's total and the provider's count"
 
 
-def test_the_readme_draws_what_the_demo_plays(gateway_command: Commands) -> None:
+def test_readme_picture_matches_the_demo(gateway_command: Commands) -> None:
     played = json.loads(gateway_command.process("demo", "--json").out)
     picture = (ROOT / "README.md").read_text("utf-8").split("```\n", 2)[1]
     limit = played["refused"]["budget"]["limit"]
@@ -265,7 +261,7 @@ def test_the_demo_in_json_holds_every_call(gateway_command: Commands) -> None:
     assert totals == [sum(used[: n + 1]) for n in range(6)]
 
 
-def test_the_demo_heeds_no_configuration_and_leaves_nothing_behind(gateway_command: Commands) -> None:
+def test_demo_ignores_the_configuration_and_leaves_no_files(gateway_command: Commands) -> None:
     gateway_command.file('auth: {keys: [{name: alice, key: "0123456789abcdef"}]}', "gateway.yaml")
     done = gateway_command.process("demo", "--steps", "1", env={"GATEWAY_SERVER_PORT": "nonsense"})
     assert (done.code, done.err) == (0, "")

@@ -1,4 +1,4 @@
-"""`gateway serve` in a process of its own: start-up, flags, refusals, several workers, reload, end."""
+"""`gateway serve` in a separate process: start, flags, errors, several workers, reload, end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECRET = "sk-secret-Zq8vR2mK7x"
 
 @pytest.fixture
 def other_server() -> Iterator[MockServer]:
-    """A second provider, to be moved to."""
+    """A second provider, for a changed configuration."""
     with MockServer() as server:
         yield server
 
@@ -58,14 +58,14 @@ def taken_port() -> tuple[socket.socket, int]:
 
 
 def says(gateway: Serving, text: str, times: int = 1) -> None:
-    """Wait for it."""
+    """Wait until the gateway has printed this text."""
     until(lambda: gateway.log.count(text) >= times, what=f"{text}, {times} times")
 
 
 # --- start-up -----------------------------------------------------------------------------------------------------
 
 
-def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_command: Commands) -> None:
+def test_banner_shows_url_providers_store_and_budget(serving: Serve, gateway_command: Commands) -> None:
     gateway = serving("--mock")
     lines = gateway.log.splitlines()
     assert lines[0] == f"gateway {__version__} · {gateway.url}"
@@ -114,7 +114,7 @@ def test_a_line_of_the_only_worker_has_its_time_alone(serving: Serve) -> None:
     assert re.fullmatch(r"[-0-9]{10}T[:0-9]{8}\.\d{3}Z chat .+", gateway.log.splitlines()[-1])
 
 
-def test_a_gateway_for_all_addresses_says_one_that_can_be_opened_here_and_one_for_others(serving: Serve) -> None:
+def test_gateway_on_all_addresses_shows_a_local_and_a_network_url(serving: Serve) -> None:
     gateway = serving("--mock", "--store", "memory://", "--host", "0.0.0.0")
     assert gateway.url.startswith("http://127.0.0.1:")
     assert "0.0.0.0" not in gateway.log
@@ -131,11 +131,11 @@ def own_addresses() -> set[str]:
     return {before.split()[-1] for before, line in itertools.pairwise(listed) if "/32 host LOCAL" in line}
 
 
-def test_a_gateway_for_one_address_says_no_other(serving: Serve) -> None:
+def test_gateway_on_one_address_shows_no_network_url(serving: Serve) -> None:
     assert "  network " not in serving("--mock", "--store", "memory://").log
 
 
-def test_a_trial_with_the_built_in_provider_touches_no_real_session(serving: Serve, gateway_command: Commands) -> None:
+def test_mock_does_not_touch_real_sessions(serving: Serve, gateway_command: Commands) -> None:
     own = gateway_command.file(f"store: {{url: 'sqlite://{gateway_command.folder / 'real.db'}'}}")
     shared = gateway_command.file("store: {url: 'redis://127.0.0.1:1/0'}", "redis.yaml")
     for file, path in ((own, "real-mock.db"), (shared, ".local/share/gateway/gateway-mock.db")):
@@ -153,7 +153,7 @@ def test_a_trial_with_the_built_in_provider_touches_no_real_session(serving: Ser
     assert not (gateway_command.folder / "real.db").exists()
 
 
-def test_a_trial_keeps_to_the_store_that_is_named(serving: Serve, gateway_command: Commands) -> None:
+def test_mock_uses_the_named_store(serving: Serve, gateway_command: Commands) -> None:
     named = gateway_command.folder / "named.db"
     assert serving("--mock", "--store", f"sqlite://{named}").web.chat("s").status == 200
     assert named.exists()
@@ -162,7 +162,7 @@ def test_a_trial_keeps_to_the_store_that_is_named(serving: Serve, gateway_comman
     assert "store.url" in refused.err
 
 
-def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
+def test_each_call_logs_one_line_and_nothing_else_is_logged(serving: Serve) -> None:
     gateway = serving("--mock", "--store", "memory://")
     assert gateway.web.get("/healthz").status == 200
     assert len(gateway.log.splitlines()) == 8
@@ -182,7 +182,7 @@ def test_the_built_in_provider_has_the_request_rules_of_claude_models(serving: S
     more = [*messages, {"role": "assistant", "content": content}, {"role": "user", "content": "more"}]
     assert gateway.web.post("/v1/messages", {**body, "messages": more}).status == 200
     changed = {**body, "messages": more, "system": "be kind"}
-    # A client that handles such refusals itself gets them.
+    # A client that handles such errors itself receives them.
     refused = gateway.web.post("/v1/messages", changed, {"x-claude-code-session-id": "one"})
     assert (refused.status, "bound to a different conversation" in refused.json["error"]["message"]) == (400, True)
     assert gateway.web.post("/v1/messages", changed, {"x-mock": "old_account=1"}).status == 200
@@ -222,7 +222,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("way", ["--mock", "--upstream"])
-def test_one_provider_for_all_leaves_what_the_file_says_of_its_models(
+def test_upstream_option_keeps_model_settings(
     way: str, serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     providers = {name: {"base_url": "http://127.0.0.1:1", "key": "${NOT_SET}"} for name in ("own", "other")}
@@ -273,9 +273,7 @@ def test_flags_beat_the_environment_which_beats_the_file(serving: Serve, gateway
     assert sorted(path.name for path in folder.glob("*.db")) == ["by-flag.db"]
 
 
-def test_client_keys_are_named_and_asked_for(
-    serving: Serve, gateway_command: Commands, mock_server: MockServer
-) -> None:
+def test_client_keys_are_shown_and_required(serving: Serve, gateway_command: Commands, mock_server: MockServer) -> None:
     keys = [{"name": "alice", "key": "${ALICE_KEY}"}]
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder, auth={"keys": keys}))
     gateway = serving("-c", file, env={"ALICE_KEY": SECRET})
@@ -298,7 +296,7 @@ def test_a_taken_port_is_named_with_the_flag_that_helps(gateway_command: Command
     assert "--port" in done.err
 
 
-def test_wrong_families_are_named_and_no_call_is_taken(gateway_command: Commands) -> None:
+def test_invalid_families_are_reported_and_stop_the_start(gateway_command: Commands) -> None:
     gateway_command.file("families: {mine: {text: -1}}", "mine.yaml")
     gateway_command.file("context: {families: mine.yaml}", "gateway.yaml")
     done = gateway_command.process("serve", "--port", "0")
@@ -306,7 +304,7 @@ def test_wrong_families_are_named_and_no_call_is_taken(gateway_command: Commands
     assert "context.families: families.mine.text: must be 0 or more" in done.err
 
 
-def test_an_address_that_is_not_ours_is_named(gateway_command: Commands) -> None:
+def test_address_of_another_machine_is_reported(gateway_command: Commands) -> None:
     for host in ("192.0.2.1", "no-such-host.invalid"):
         done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", host)
         assert done.code == 1
@@ -315,11 +313,11 @@ def test_an_address_that_is_not_ours_is_named(gateway_command: Commands) -> None
         assert done.err.endswith("Choose another with --host.\n")
 
 
-def test_a_host_that_nobody_knows_is_said_to_be_none(gateway_command: Commands) -> None:
+def test_unknown_host_is_reported(gateway_command: Commands) -> None:
     done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", "[nonsense]")
     assert (done.code, done.out) == (1, "")
     assert len(done.err.splitlines()) == 1
-    assert "that is no address, and no name of one. Choose another with --host." in done.err
+    assert "it is neither an address nor a known host name. Choose another with --host." in done.err
     assert "(while" not in done.err
 
 
@@ -343,7 +341,7 @@ def test_a_host_may_be_written_as_in_a_url(place: str, host: str, serving: Serve
     assert gateway.web.get("/healthz").status == 200
 
 
-def test_a_loopback_address_in_brackets_is_no_open_door(serving: Serve) -> None:
+def test_loopback_address_in_brackets_is_not_public(serving: Serve) -> None:
     gateway = serving("--store", "memory://", env={"GATEWAY_SERVER_HOST": "[::1]", "OPENAI_API_KEY": SECRET})
     assert gateway.web.get("/healthz").status == 200
 
@@ -367,7 +365,7 @@ def test_variables_that_set_nothing_are_named_in_one_warning(serving: Serve) -> 
     assert SECRET not in gateway.log
 
 
-def test_a_full_disk_behind_stderr_keeps_no_call_away(gateway_command: Commands) -> None:
+def test_full_disk_at_stderr_does_not_stop_calls(gateway_command: Commands) -> None:
     listener, port = taken_port()
     listener.close()
     args = ("serve", "--mock", "--store", "memory://", "--port", str(port))
@@ -386,9 +384,7 @@ def test_a_full_disk_behind_stderr_keeps_no_call_away(gateway_command: Commands)
     ("closed", "workers"),
     [("<&-", "1"), (">&-", "1"), ("2>&-", "1"), ("<&- >&- 2>&-", "1"), ("<&- >&- 2>&-", "2")],
 )
-def test_closed_streams_keep_no_call_away_and_nothing_takes_their_place(
-    closed: str, workers: str, gateway_command: Commands
-) -> None:
+def test_closed_standard_streams_do_not_stop_calls(closed: str, workers: str, gateway_command: Commands) -> None:
     listener, port = taken_port()
     listener.close()
     store = gateway_command.folder / "own.db"
@@ -422,7 +418,7 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_an_open_host_with_a_held_key_is_refused_with_the_remedy(gateway_command: Commands) -> None:
+def test_public_host_with_a_provider_key_is_refused_with_the_remedy(gateway_command: Commands) -> None:
     args = ("serve", "--host", "0.0.0.0", "--port", "0", "--store", "memory://")
     done = gateway_command.process(*args, env={"OPENAI_API_KEY": SECRET})
     assert (done.code, done.out) == (2, "")
@@ -432,7 +428,7 @@ def test_an_open_host_with_a_held_key_is_refused_with_the_remedy(gateway_command
     assert SECRET not in done.all
 
 
-def test_an_open_host_without_a_held_key_or_with_client_keys_is_served(
+def test_public_host_without_a_provider_key_or_with_client_keys_is_served(
     serving: Serve, gateway_command: Commands
 ) -> None:
     assert "0.0.0.0" not in serving("--host", "0.0.0.0", "--mock", "--store", "memory://").url
@@ -451,7 +447,7 @@ def test_a_broken_configuration_is_refused_with_every_key_path(gateway_command: 
 @pytest.mark.parametrize("flags", [["--store", "postgres://db"], ["--workers", "0"], ["--upstream", "ftp://host"],
                                    ["--workers", "2", "--store", "memory://"], ["-c", "missing.yaml"],
                                    ["--mock", "--upstream", "http://127.0.0.1:1"]])  # fmt: skip
-def test_flags_that_cannot_be_meant_end_with_2_and_a_sentence(flags: list[str], gateway_command: Commands) -> None:
+def test_contradictory_flags_end_with_2_and_an_error(flags: list[str], gateway_command: Commands) -> None:
     done = gateway_command.process("serve", "--port", "0", *flags)
     assert (done.code, done.out) == (2, "")
     assert done.err.strip()
@@ -459,7 +455,7 @@ def test_flags_that_cannot_be_meant_end_with_2_and_a_sentence(flags: list[str], 
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_store_that_cannot_be_written_ends_with_1_and_a_sentence(workers: str, gateway_command: Commands) -> None:
+def test_store_that_cannot_be_written_ends_with_1_and_an_error(workers: str, gateway_command: Commands) -> None:
     gateway_command.file("", "no-folder")
     store = f"sqlite://{gateway_command.folder}/no-folder/gateway.db"
     done = gateway_command.process("serve", "--mock", "--port", "0", "--workers", workers, "--store", store)
@@ -467,7 +463,7 @@ def test_a_store_that_cannot_be_written_ends_with_1_and_a_sentence(workers: str,
     assert "gateway.db" in done.err
 
 
-def test_a_store_that_cannot_be_written_is_said_once(gateway_command: Commands) -> None:
+def test_store_that_cannot_be_written_is_reported_once(gateway_command: Commands) -> None:
     gateway_command.file("", "no-folder")
     store = f"sqlite://{gateway_command.folder}/no-folder/gateway.db"
     done = gateway_command.process("serve", "--mock", "--port", "0", "--store", store)
@@ -475,7 +471,7 @@ def test_a_store_that_cannot_be_written_is_said_once(gateway_command: Commands) 
     assert len(done.err.splitlines()) == 1
 
 
-def test_what_cannot_be_used_is_said_without_a_word_of_what_was_begun(gateway_command: Commands) -> None:
+def test_error_at_start_prints_no_other_messages(gateway_command: Commands) -> None:
     file = gateway_command.file(
         "{providers: {openai: {tls: {ca_file: missing.pem}}}, store: {url: 'memory://'},"
         " callbacks: {webhooks: [{url: 'http://127.0.0.1:9/'}]}}"
@@ -511,7 +507,7 @@ def test_workers_that_cannot_start_end_with_1(workers: str, gateway_command: Com
     assert "OPENAI_BASE_URL" not in done.err, "nobody is invited to what takes no calls"
 
 
-def test_sighup_puts_a_changed_file_into_force(
+def test_sighup_applies_a_changed_file(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider, other_server: MockServer
 ) -> None:
     folder = gateway_command.folder
@@ -527,7 +523,7 @@ def test_sighup_puts_a_changed_file_into_force(
     assert gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == both
 
 
-def test_sighup_with_a_broken_file_changes_nothing_and_says_so(
+def test_sighup_with_a_broken_file_changes_nothing_and_reports_it(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
@@ -545,7 +541,7 @@ def test_sighup_with_a_broken_file_changes_nothing_and_says_so(
     assert gateway.process.poll() is None
 
 
-def test_a_reload_never_opens_the_door(serving: Serve, gateway_command: Commands, mock_server: MockServer) -> None:
+def test_reload_never_opens_access(serving: Serve, gateway_command: Commands, mock_server: MockServer) -> None:
     folder = gateway_command.folder
     keys = {"keys": [{"name": "alice", "key": SECRET}]}
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder, auth=keys)), "--host", "0.0.0.0")
@@ -556,7 +552,7 @@ def test_a_reload_never_opens_the_door(serving: Serve, gateway_command: Commands
     assert SECRET not in gateway.log
 
 
-def test_a_reload_leaves_a_running_stream_alone(
+def test_reload_does_not_change_a_running_stream(
     serving: Serve, gateway_command: Commands, byte_server: StartUpstream, other_server: MockServer
 ) -> None:
     folder = gateway_command.folder
@@ -606,7 +602,7 @@ def test_sigterm_lets_a_stream_end_and_its_usage_is_kept(
     assert shown["usage_source"] == "provider"
 
 
-def test_the_grace_is_kept(
+def test_grace_period_is_respected(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder, server={"shutdown_grace_s": 1}))
@@ -631,7 +627,7 @@ def test_two_workers_share_a_store_reload_together_and_end_together(
 ) -> None:
     folder = gateway_command.folder
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)), "--workers", "2")
-    # One that is still starting has nothing to reload.
+    # A starting worker has nothing to reload.
     until(lambda: gateway.web.get("/metrics").body.count(b"\ngateway_info{") == 2, STARTS_S, "both take calls")
     assert len(gateway.children) == 2
 
@@ -683,17 +679,17 @@ def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve
     assert answers[-1].totals == (20, 15, 35)
 
 
-def test_a_worker_that_gives_no_sign_of_life_any_more_is_replaced(serving: Serve) -> None:
+def test_worker_that_does_not_respond_is_replaced(serving: Serve) -> None:
     gateway = serving("--mock", "--workers", "2")
     workers = until(lambda: len(gateway.children) == 2 and gateway.children)
-    # One that is still starting is borne with for longer.
+    # A starting worker has a longer timeout.
     until(lambda: gateway.web.get("/metrics").body.count(b"\ngateway_info{") == 2, STARTS_S, "both take calls")
     os.kill(workers[0], signal.SIGSTOP)
     until(lambda: len(gateway.children) == 2 and workers[0] not in gateway.children, STARTS_S, "it is replaced")
     assert gateway.web.chat("s").status == 200
 
 
-def test_workers_whose_parent_is_killed_end_their_calls_and_go(
+def test_workers_stop_when_their_parent_is_killed(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
@@ -717,9 +713,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 
 
-def test_a_worker_that_is_long_in_starting_is_not_taken_for_a_hung_one(
-    serving: Serve, gateway_command: Commands
-) -> None:
+def test_slow_start_of_a_worker_is_not_treated_as_a_hang(serving: Serve, gateway_command: Commands) -> None:
     gateway_command.file(SLOW, "sitecustomize.py")
     gateway = serving("--mock", "--workers", "2", env={"PYTHONPATH": f"{gateway_command.folder}{os.pathsep}{ROOT}"})
     assert gateway.web.chat("s").status == 200
@@ -737,9 +731,7 @@ if "--multiprocessing-fork" in sys.orig_argv and (here / "stuck").exists():
 """
 
 
-def test_a_worker_that_dies_is_replaced_though_another_does_not_start(
-    serving: Serve, gateway_command: Commands
-) -> None:
+def test_dead_worker_is_replaced_although_another_cannot_start(serving: Serve, gateway_command: Commands) -> None:
     gateway_command.file(STUCK, "sitecustomize.py")
     gateway = serving("--mock", "--workers", "2", env={"PYTHONPATH": f"{gateway_command.folder}{os.pathsep}{ROOT}"})
     first, second = until(lambda: len(gateway.children) == 2 and gateway.children)
@@ -755,7 +747,7 @@ def test_a_worker_that_dies_is_replaced_though_another_does_not_start(
 
 def alive(pid: int) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        # One that has ended and that its parent has not asked for is none.
+        # A zombie process, which has ended without a wait of its parent, is not alive.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
@@ -763,7 +755,7 @@ def alive(pid: int) -> bool:
 # --- secrets ------------------------------------------------------------------------------------------------------
 
 
-def test_no_key_of_anybody_is_ever_said(
+def test_keys_are_never_printed(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: MockProvider
 ) -> None:
     auth = {"keys": [{"name": "alice", "key": f"{SECRET}-alice"}], "admin_key": f"{SECRET}-admin"}

@@ -1,4 +1,4 @@
-"""`gateway sessions` on a store that real calls have filled."""
+"""`gateway sessions` with a store that was filled by real calls."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_without_a_command_the_sessions_are_listed(filled: GatewayThread, gatewa
     assert "large" in done.out
 
 
-def test_the_list_is_sorted_and_cut_where_no_command_is_named_too(store: str, gateway_command: Commands) -> None:
+def test_sort_and_limit_work_without_a_command(store: str, gateway_command: Commands) -> None:
     for args, names in (
         (("--sort", "tokens"), ["large", "small"]),
         (("--limit", "1"), ["small"]),
@@ -177,7 +177,7 @@ def test_delete_forgets_a_session_and_its_calls(filled: GatewayThread, store: st
 
 
 @pytest.mark.parametrize("what", ["reset", "delete"])
-def test_a_budget_under_a_name_that_never_called_is_reset_and_deleted(
+def test_budget_of_a_session_without_calls_is_reset_and_deleted(
     what: str, filled: GatewayThread, store: str, gateway_command: Commands
 ) -> None:
     headers = {"x-session-id": "child", "x-parent-session-id": "parent"}
@@ -189,9 +189,7 @@ def test_a_budget_under_a_name_that_never_called_is_reset_and_deleted(
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize("what", ["show", "reset", "delete"])
-def test_a_session_that_is_not_there_is_named(
-    what: str, more: tuple[str, ...], store: str, gateway_command: Commands
-) -> None:
+def test_unknown_session_is_named(what: str, more: tuple[str, ...], store: str, gateway_command: Commands) -> None:
     done = gateway_command("sessions", what, "smal", "--store", store, *more)
     assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store} (did you mean small?).\n')
 
@@ -204,7 +202,7 @@ def stepping(mock_server: MockServer, mock: MockProvider, gateway_server: StartG
     return gateway
 
 
-def test_what_is_shown_as_json_is_what_the_api_shows(stepping: GatewayThread, gateway_command: Commands) -> None:
+def test_json_of_show_equals_the_api(stepping: GatewayThread, gateway_command: Commands) -> None:
     shown = json.loads(gateway_command("sessions", "show", "s", "--json", "-c", stepping.file).out)
     assert shown.pop("last_calls")
     assert shown == stepping.web.get("/api/sessions/s").json
@@ -214,9 +212,7 @@ def test_what_is_shown_as_json_is_what_the_api_shows(stepping: GatewayThread, ga
 
 
 @pytest.mark.parametrize("session", ["s", "never-called"])
-def test_a_budget_as_json_is_what_the_api_answers(
-    session: str, stepping: GatewayThread, gateway_command: Commands
-) -> None:
+def test_json_of_budget_equals_the_api(session: str, stepping: GatewayThread, gateway_command: Commands) -> None:
     done = gateway_command("sessions", "budget", session, "--calls", "5", "--usd", "2", "--json", "-c", stepping.file)
     assert (done.code, done.err) == (0, "")
     now = json.loads(done.out)
@@ -225,7 +221,7 @@ def test_a_budget_as_json_is_what_the_api_answers(
     assert now["id"] == session
 
 
-def test_a_reset_as_json_is_what_the_api_answers(stepping: GatewayThread, gateway_command: Commands) -> None:
+def test_json_of_reset_equals_the_api(stepping: GatewayThread, gateway_command: Commands) -> None:
     done = gateway_command("sessions", "reset", "s", "--json", "-c", stepping.file)
     assert (done.code, done.err) == (0, "")
     now = json.loads(done.out)
@@ -233,7 +229,7 @@ def test_a_reset_as_json_is_what_the_api_answers(stepping: GatewayThread, gatewa
     assert now == stepping.web.post("/api/sessions/s/reset", {}).json
 
 
-def test_a_deletion_as_json_is_what_the_api_answers(stepping: GatewayThread, gateway_command: Commands) -> None:
+def test_json_of_delete_equals_the_api(stepping: GatewayThread, gateway_command: Commands) -> None:
     done = gateway_command("sessions", "delete", "s", "--json", "-c", stepping.file)
     assert (done.code, done.err) == (0, "")
     assert stepping.web.get("/api/sessions/s").status == 404
@@ -243,15 +239,15 @@ def test_a_deletion_as_json_is_what_the_api_answers(stepping: GatewayThread, gat
 
 @pytest.mark.parametrize("what", ["show", "reset", "delete"])
 @pytest.mark.parametrize("name", ["", "a b", "x" * 256, "é", "../../etc", "a/b/c"])
-def test_what_cannot_be_a_session_is_wrong_usage(
+def test_invalid_session_id_is_wrong_usage(
     what: str, name: str, filled: GatewayThread, gateway_command: Commands
 ) -> None:
     done = gateway_command("sessions", what, name, "--store", f"sqlite://{filled.store}")
     assert done.code == 2
-    assert "no session id" in done.err
+    assert "is not a session id" in done.err
 
 
-def test_sessions_of_client_keys_are_told_apart(
+def test_sessions_of_client_keys_are_distinguished(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.keys": [{"name": "alice", "key": ALICE}]})
@@ -275,9 +271,7 @@ def test_a_name_with_markup_is_shown_as_it_is(
 
 
 @pytest.mark.parametrize("command", ["show", "reset", "delete"])
-def test_a_session_that_may_have_been_meant_is_suggested(
-    command: str, tmp_path: Path, gateway_command: Commands
-) -> None:
+def test_similar_session_is_suggested(command: str, tmp_path: Path, gateway_command: Commands) -> None:
     one = records.record("", time.time())
     keys = [SessionKey("alice", "coder"), SessionKey("default", "reviewer-17")]
     records.settle(
@@ -294,14 +288,14 @@ def test_a_session_that_may_have_been_meant_is_suggested(
     assert "(did you mean alice/coder?)" in gateway_command("replay", "--records", "codr", *store).err
 
 
-def test_a_memory_store_is_said_to_be_out_of_reach(gateway_command: Commands) -> None:
+def test_memory_store_is_not_accessible(gateway_command: Commands) -> None:
     for args in (["list"], ["show", "s"], ["reset", "s"], ["delete", "s"]):
         done = gateway_command("sessions", *args, "--store", "memory://")
         assert (done.code, done.out) == (1, "")
         assert "GET /api/sessions" in done.err
 
 
-def test_a_store_that_is_not_there_is_named_and_not_made(gateway_command: Commands) -> None:
+def test_missing_store_is_named_and_not_created(gateway_command: Commands) -> None:
     path = gateway_command.folder / "none" / "gateway.db"
     for args in (["list"], ["show", "s"], ["reset", "s"], ["delete", "s"]):
         done = gateway_command("sessions", *args, "--store", f"sqlite://{path}")
@@ -310,7 +304,7 @@ def test_a_store_that_is_not_there_is_named_and_not_made(gateway_command: Comman
     assert not path.parent.exists()
 
 
-def test_a_file_that_is_no_database_is_a_sentence_and_left_alone(gateway_command: Commands) -> None:
+def test_file_that_is_not_a_database_is_an_error_and_unchanged(gateway_command: Commands) -> None:
     path = gateway_command.file("this is no database, " * 100, "gateway.db")
     before = path.read_bytes()
     done = gateway_command("sessions", "list", "--store", f"sqlite://{path}")
@@ -320,7 +314,7 @@ def test_a_file_that_is_no_database_is_a_sentence_and_left_alone(gateway_command
 
 
 @pytest.mark.parametrize("url", ["mysql://localhost", "sqlite://", "nonsense"])
-def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Commands) -> None:
+def test_unknown_kind_of_store_is_wrong_usage(url: str, gateway_command: Commands) -> None:
     done = gateway_command("sessions", "list", "--store", url)
     assert done.code == 2
     assert done.err.startswith("store.url: ")
@@ -335,7 +329,7 @@ def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Comm
         (["--limit", "1", "--sort", "cost"], ["list"]),
     ],
 )
-def test_what_would_not_be_heard_before_the_command_is_refused(
+def test_options_before_the_command_are_refused(
     given: list[str], command: list[str], store: str, gateway_command: Commands
 ) -> None:
     done = gateway_command("sessions", *given, *command)
@@ -347,7 +341,7 @@ def test_what_would_not_be_heard_before_the_command_is_refused(
 # --- budgets ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
+def test_session_continues_after_its_budget_is_raised(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, gateway_command: Commands
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 1})
@@ -367,7 +361,7 @@ def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
     ("unit", "session"),
     [("tokens", "-x"), ("tokens", "--help"), ("tokens", "a:b.c"), ("calls", "-5"), ("calls", "--"), ("calls", "s")],
 )
-def test_the_command_that_a_refusal_names_runs_as_it_stands(
+def test_command_in_a_budget_error_can_be_run(
     mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands, unit: str, session: str
 ) -> None:
     gateway = gateway_server(mock_server.url, **{f"budget.{unit}": 1 if unit == "calls" else 40})
@@ -382,7 +376,7 @@ def test_the_command_that_a_refusal_names_runs_as_it_stands(
 @pytest.mark.parametrize(
     "asked", [[], ["many"], ["-5"], ["1.5"], ["--usd", "x"], ["--usd", "1e15"], ["default", "--calls", "3"]]
 )
-def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
+def test_invalid_budget_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
     done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
     assert done.code == 2
 
@@ -398,12 +392,12 @@ def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_comman
         (["5\x1b[2J"], 'tokens "5?[2J": '),
     ],
 )
-def test_a_budget_that_is_none_is_named_with_what_it_may_be(
+def test_error_about_a_budget_names_valid_values(
     gateway: GatewayThread, gateway_command: Commands, asked: list[str], said: str
 ) -> None:
     done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
     assert said in done.err
-    assert done.err.endswith("none for no limit.\n")
+    assert done.err.endswith("none removes the limit.\n")
     assert len(done.err.splitlines()) == 1
 
 
@@ -412,7 +406,7 @@ def test_a_budget_for_a_session_without_calls_says_so(store: str, gateway_comman
     assert "no call yet" not in gateway_command("sessions", "budget", "small", "100", "--store", store).err
 
 
-def test_a_spent_budget_is_never_less_than_nothing(store: str, gateway_command: Commands) -> None:
+def test_remaining_budget_is_never_negative(store: str, gateway_command: Commands) -> None:
     gateway_command("sessions", "budget", "small", "--calls", "1", "--store", store)
     line = next(line for line in gateway_command("sessions", "--store", store).lines if line.startswith("small"))
     assert line.split()[5:7] == ["0", "%"]

@@ -51,7 +51,7 @@ def only(url: str, **provider: object) -> str:
 # --- check --------------------------------------------------------------------------------------------------------
 
 
-def test_a_terminal_follows_nothing_that_the_file_holds(gateway_command: Commands) -> None:
+def test_control_characters_in_the_file_are_replaced(gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", gateway_command.file('"se\\arver": 1\n"a\\nb": 1'))
     assert done.code == 3
     assert [line.partition(":")[0] for line in done.lines] == ["se?rver", "a?b"]
@@ -86,7 +86,7 @@ def test_a_file_named_by_the_environment_is_read(gateway_command: Commands) -> N
     assert (done.code, done.out) == (3, "stroe: there is no such key (did you mean store?)\n")
 
 
-def test_every_problem_is_named_at_once_with_its_key_and_a_remedy(gateway_command: Commands) -> None:
+def test_all_problems_are_reported_at_once_with_key_and_remedy(gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", gateway_command.file(BROKEN))
     assert done.code == 3
     found = {line.partition(": ")[0]: line for line in done.lines}
@@ -123,13 +123,13 @@ def test_problems_as_json(gateway_command: Commands) -> None:
         ("sessions: {id_headers: [bad header]}", "sessions.id_headers: "),
     ],
 )
-def test_a_file_of_any_shape_is_answered_with_sentences(text: str, said: str, gateway_command: Commands) -> None:
+def test_file_of_any_shape_gets_readable_errors(text: str, said: str, gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", gateway_command.file(text))
     assert done.code == 3
     assert said in done.out
 
 
-def test_bytes_that_are_no_text_are_a_problem(gateway_command: Commands) -> None:
+def test_file_that_is_not_text_is_a_problem(gateway_command: Commands) -> None:
     file = gateway_command.folder / "own.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     done = gateway_command("check", "-c", file)
@@ -154,7 +154,7 @@ def test_an_environment_variable_is_checked_like_the_file(gateway_command: Comma
     assert done.out.startswith("server.port: ")
 
 
-def test_an_open_door_is_a_problem(gateway_command: Commands) -> None:
+def test_open_access_is_a_problem(gateway_command: Commands) -> None:
     file = gateway_command.file("server: {host: 0.0.0.0}")
     assert gateway_command("check", "-c", file).code == 0, "no key is held"
     done = gateway_command("check", "-c", file, env={"OPENAI_API_KEY": "sk-openai-0123456789"})
@@ -169,7 +169,7 @@ def test_workers_on_a_memory_store_are_a_problem(gateway_command: Commands) -> N
     assert done.out.startswith("server.workers: ")
 
 
-def test_a_translated_provider_is_one_that_litellm_knows(gateway_command: Commands) -> None:
+def test_litellm_provider_must_be_known(gateway_command: Commands) -> None:
     text = "{store: {url: 'memory://'}, default_provider: aws, providers: {aws: {adapter: litellm, litellm: %s}}}"
     done = gateway_command("check", "--online", "-c", gateway_command.file(text % "bedrock"))
     assert (done.code, done.out) == (0, "")
@@ -179,13 +179,13 @@ def test_a_translated_provider_is_one_that_litellm_knows(gateway_command: Comman
     assert done.out == "providers.aws.litellm: litellm knows no provider 'bedrok' (did you mean bedrock?)\n"
 
 
-def test_an_observer_that_cannot_be_made_is_a_problem(gateway_command: Commands) -> None:
+def test_observer_that_cannot_be_created_is_a_problem(gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", gateway_command.file("{callbacks: {observers: [no.such.Thing]}}"))
     assert done.code == 3
     assert done.out.startswith("callbacks.observers[0]: no.such.Thing cannot be loaded: ModuleNotFoundError")
 
 
-def test_what_keeps_a_worker_from_starting_is_found_in_every_part_at_once(gateway_command: Commands) -> None:
+def test_all_problems_that_prevent_a_start_are_found_at_once(gateway_command: Commands) -> None:
     file = gateway_command.file(
         "{server: {host: 0.0.0.0}, callbacks: {observers: [no.such.Thing]},"
         " models: [{match: own, provider: openai, tokenizer: 'no.such:Counter'}],"
@@ -203,13 +203,13 @@ def test_what_keeps_a_worker_from_starting_is_found_in_every_part_at_once(gatewa
     assert "missing.pem cannot be used: " in done.out
 
 
-def test_a_problem_that_online_meets_again_is_said_once(gateway_command: Commands, mock_server: MockServer) -> None:
+def test_problem_that_online_finds_again_is_reported_once(gateway_command: Commands, mock_server: MockServer) -> None:
     file = gateway_command.file(only(mock_server.url, tls={"ca_file": "missing.pem"}))
     done = gateway_command("check", "--online", "-c", file)
     assert done.code == 3
     assert len(done.lines) == 1
     assert done.out.startswith("providers.own.tls.ca_file: missing.pem cannot be used: ")
-    assert "store.url: memory:// can be written" in done.err, "the rest was looked at all the same"
+    assert "store.url: memory:// is writable" in done.err, "the rest was looked at all the same"
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry/exporter"])
@@ -224,12 +224,12 @@ def test_telemetry_without_all_of_its_packages_is_a_problem(missing: str, gatewa
     assert "pip install" in done.lines[1]
 
 
-def test_it_is_said_who_has_which_steps(gateway_command: Commands) -> None:
+def test_steps_of_agents_are_listed(gateway_command: Commands) -> None:
     steps = "[{name: work, is_default: true}, {name: review, conditions: [{tool_used: write}]}]"
     file = gateway_command.file(f"steps: [{{name: s}}]\nagents: {{writer: {{steps: {steps}}}}}")
     done = gateway_command("check", "-c", file)
     assert done.code == 0
-    assert "calls whose agent is not named: 1 step, s" in done.err
+    assert "calls without an agent: 1 step, s" in done.err
     assert "writer: 2 steps, work, review" in done.err
 
 
@@ -239,7 +239,7 @@ def test_online_asks_the_provider_and_opens_the_store(
     done = gateway_command("check", "--online", "-c", gateway_command.file(only(mock_server.url)))
     assert (done.code, done.out) == (0, "")
     assert f"providers.own: {mock_server.url}/v1/models answered 200" in done.err
-    assert "store.url: memory:// can be written" in done.err
+    assert "store.url: memory:// is writable" in done.err
     assert [(call.method, call.path) for call in mock.calls] == [("GET", "/v1/models")]
 
 
@@ -264,7 +264,7 @@ def test_online_asks_providers_that_need_no_key_where_the_configuration_names_th
     assert f"providers.own: {mock_server.url}/v1/models answered 200" in done.err
 
 
-def test_online_names_a_provider_that_nobody_answers_for(gateway_command: Commands) -> None:
+def test_online_names_a_provider_that_does_not_respond(gateway_command: Commands) -> None:
     file = gateway_command.file(only(f"http://127.0.0.1:{closed_port()}"))
     assert gateway_command("check", "-c", file).code == 0
     done = gateway_command("check", "--online", "-c", file)
@@ -340,7 +340,7 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(text: str, gateway_command:
             assert SECRET not in done.all
 
 
-def test_held_keys_are_never_shown(gateway_command: Commands, mock_server: MockServer, mock: MockProvider) -> None:
+def test_provider_keys_are_never_shown(gateway_command: Commands, mock_server: MockServer, mock: MockProvider) -> None:
     keys = [{"name": "alice", "key": f"{SECRET}-alice"}]
     settings = {**json.loads(only(mock_server.url, key="${OWN_KEY}")), "auth": {"keys": keys, "admin_key": SECRET}}
     file = gateway_command.file(json.dumps(settings))
@@ -427,7 +427,7 @@ def test_init_says_why_it_cannot_write(gateway_command: Commands) -> None:
 # --- schema -------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_is_one_and_takes_what_init_writes(gateway_command: Commands) -> None:
+def test_schema_is_valid_and_accepts_the_template(gateway_command: Commands) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     done = gateway_command.process("schema")
     assert (done.code, done.err) == (0, "")
@@ -442,11 +442,11 @@ def test_the_schema_is_one_and_takes_what_init_writes(gateway_command: Commands)
     assert all(wrong)
 
 
-def test_the_schema_says_what_it_is_of(gateway_command: Commands) -> None:
+def test_schema_has_a_title(gateway_command: Commands) -> None:
     assert json.loads(gateway_command("schema").out)["title"] == "gateway.yaml"
 
 
-def test_the_schema_describes_every_key_and_holds_no_secret(gateway_command: Commands) -> None:
+def test_schema_describes_every_key_and_contains_no_secret(gateway_command: Commands) -> None:
     done = gateway_command("schema", env={"OPENAI_API_KEY": SECRET})
     schema = json.loads(done.out)
     assert SECRET not in done.out

@@ -1,4 +1,4 @@
-"""Tables in a terminal of 80 columns: no line is wider, no row is wrapped; a pipe gets every column whole."""
+"""Tables in a terminal of 80 columns: no line is wider and no row is wrapped. A pipe gets all columns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def folder(gateway_command: Commands) -> Path:
 
 
 def conversation() -> list[dict[str, object]]:
-    """A conversation with tools of long names."""
+    """Return a conversation with long tool names."""
     found: list[dict[str, object]] = [{"role": "user", "content": "How much? " * 50}]
     for number, name in enumerate(TOOLS):
         call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -73,7 +73,7 @@ def conversation() -> list[dict[str, object]]:
     return [*found, {"role": "user", "content": "And now?"}]
 
 
-#: a command, and how many rows its longest table has, its head included
+#: commands, and the number of rows of the longest table, including its header
 TABLES: list[tuple[tuple[str, ...], int]] = [
     (("sessions",), 5),
     (("sessions", "list", "--sort", "tokens"), 5),
@@ -103,17 +103,17 @@ def test_a_table_fits_80_columns_and_no_row_is_wrapped(folder: Path, args: tuple
     table = [line for line in done.lines if not is_sentence(line)]
     assert max(map(len, table)) <= COLUMNS
     assert len(table) >= rows
-    # The rest of a wrapped row would begin with the space below its first cell.
+    # The rest of a wrapped row would start with spaces.
     assert [line for line in table if line.strip() and line.startswith(" ") and not is_numbered(line)] == []
 
 
 def is_sentence(line: str) -> bool:
-    """Whether a line is one of the sentences below the table of `demo`, which a terminal wraps by itself."""
-    return line.startswith(("Trimmed to", "Sent whole", "Not sent", "Call ", "The "))
+    """Return True for a sentence below the table of `demo`, which a terminal wraps itself."""
+    return line.startswith(("Trimmed to", "Not trimmed", "Not sent", "Call ", "The "))
 
 
 def is_numbered(line: str) -> bool:
-    """Whether a row begins with a number, which is aligned to the right."""
+    """Return True for a row that starts with a number, which is aligned to the right."""
     return line.split(maxsplit=1)[0].isdecimal() or line.split(maxsplit=1)[0] in {"item", "started"}
 
 
@@ -138,7 +138,7 @@ def test_a_pipe_gets_every_column_and_every_name_whole(gateway_command: Commands
     assert all("3,703,703,670" in row and "$37,037.04" in row for row in rows)
 
 
-def test_windows_shares_and_dollars_are_written_as_people_write_them(gateway_command: Commands, folder: Path) -> None:
+def test_durations_shares_and_dollars_are_readable(gateway_command: Commands, folder: Path) -> None:
     assert folder.exists()
     row = next(line for line in gateway_command("keys").lines if line.startswith("configured"))
     assert row.split()[1:6] == ["all", "$20", "1d", "0", "%"]

@@ -33,7 +33,7 @@ def served(gateway_server: StartGateway, mock_server: MockServer, mock: MockProv
     return gateway
 
 
-def test_a_look_shows_what_sessions_used_and_have_left(served: GatewayThread, gateway_command: Commands) -> None:
+def test_table_shows_used_and_remaining_budgets(served: GatewayThread, gateway_command: Commands) -> None:
     done = gateway_command("top", "-c", served.file, "--once")
     assert done.code == 0
     rows = {line.split()[0]: line for line in done.out.splitlines()}
@@ -81,9 +81,7 @@ def test_it_stays_until_it_is_interrupted(served: GatewayThread, tmp_path: Path)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])
-def test_in_a_narrow_terminal_names_and_columns_give_way_and_no_number_is_cut(
-    columns: int, served: GatewayThread, tmp_path: Path
-) -> None:
+def test_small_terminal_shortens_names_and_never_numbers(columns: int, served: GatewayThread, tmp_path: Path) -> None:
     name = "n" * 255
     body = {"model": "mock-small", "messages": HI, "max_tokens": 20}
     assert served.web.post(CHAT, body, {"x-session-id": name, "x-mock": "tokens=123456/7"}).status == 200
@@ -98,16 +96,14 @@ def test_in_a_narrow_terminal_names_and_columns_give_way_and_no_number_is_cut(
     assert ("input" in lines[0]) == (columns == 100)
 
 
-def test_an_empty_store_is_said_to_hold_no_sessions(
-    gateway_server: StartGateway, mock_server: MockServer, tmp_path: Path
-) -> None:
+def test_empty_store_shows_no_sessions(gateway_server: StartGateway, mock_server: MockServer, tmp_path: Path) -> None:
     gateway = gateway_server(mock_server.url)
     assert any(
         "no sessions yet" in line for line in Terminal(tmp_path, 40, "top", "-c", gateway.file, "--once").shown()
     )
 
 
-def test_in_a_pipe_it_looks_once(served: GatewayThread, gateway_command: Commands) -> None:
+def test_pipe_gets_one_table(served: GatewayThread, gateway_command: Commands) -> None:
     done = gateway_command.process("top", "-c", served.file)
     assert done.code == 0
     assert "busy" in done.out

@@ -93,9 +93,9 @@ def test_a_call_is_seen_as_it_settles_and_not_while_the_list_is_paused(ui: Ui) -
     expect(ui.row("fresh-1")).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     ui.gateway.web.chat("fresh-2")
-    expect(page.get_by_text("1 new since it was paused")).to_be_visible()
+    expect(page.get_by_text("1 new since the pause")).to_be_visible()
     expect(ui.row("fresh-2")).to_have_count(0)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(ui.row("fresh-2")).to_be_visible()
     expect(page.locator("main canvas")).to_be_visible()
 
@@ -122,7 +122,7 @@ def test_a_gateway_that_is_away_is_said_to_be_and_is_found_again(
         gateway.web.chat("ends-the-stream")
         page.reload()
         expect(page.locator("#feed")).to_have_text("offline")
-        expect(page.get_by_text("The gateway does not answer")).to_be_visible()
+        expect(page.get_by_text("The gateway does not respond")).to_be_visible()
         page.unroute("**/api/**")
         expect(page.locator("#feed")).to_have_text("live")
         expect(page.get_by_role("row", name="ends-the-stream")).to_be_visible()
@@ -151,7 +151,7 @@ def test_sessions_are_found_sorted_and_opened_by_keyboard_alone(ui: Ui) -> None:
 
 def test_where_nothing_is_found_the_page_says_what_may_be_the_reason(ui: Ui) -> None:
     page = ui.show("#/sessions?q=nobody")
-    expect(page.get_by_role("heading", name="No session of that name")).to_be_visible()
+    expect(page.get_by_role("heading", name="No session found")).to_be_visible()
 
 
 def test_thousands_of_sessions_and_calls_are_scrolled_with_few_elements(
@@ -193,12 +193,12 @@ def test_a_session_shows_its_use_its_tools_and_its_calls_over_time(ui: Ui) -> No
     assert re.sub(r"\D", "", tile.inner_text()) == str(total)
     expect(page.locator(".tools-used")).to_contain_text("list_depot")
     expect(page.locator("figure canvas")).to_have_count(6)
-    expect(page.locator("figure", has_text="Tokens in all").locator("[role=img]")).to_have_attribute(
+    expect(page.locator("figure", has_text="Total tokens").locator("[role=img]")).to_have_attribute(
         "aria-label", re.compile("10 points")
     )
     page.get_by_role("button", name="By time").click()
     expect(page.locator("figure canvas")).to_have_count(6)
-    expect(page.get_by_role("list", name="Results as, by call")).to_be_visible()
+    expect(page.get_by_role("list", name="Response mode, by call")).to_be_visible()
 
 
 def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -> None:
@@ -228,15 +228,15 @@ def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) ->
     page = ui.show(f"#/call/{refused.header('x-gateway-request-id')}")
     facts = page.locator("main .receipt")
     expect(facts).to_contain_text(re.compile(r"Sent\s*nothing; it would have been \d+ tokens"))
-    expect(facts).to_contain_text("Of what was to be sent")
+    expect(facts).to_contain_text("Of the tokens to send")
     expect(facts).to_contain_text("No message was sent.")
     expect(facts).to_contain_text(re.compile(r"Allowed\s*1 token(?!s)"))
     expect(page.get_by_text("chat, chat")).to_have_count(0)
     ui.gateway.web.post(CHAT, body, {"x-session-id": "poor"})
     ui.gateway.web.post(CHAT, body, {"x-session-id": "poor", "x-session-budget-tokens": "1"})
     page = ui.show("#/session/poor")
-    chart = page.locator("main .chart").filter(has_text="Context: as it came")
-    expect(chart).to_contain_text(re.compile(r"came\s*\d+\s*sent\s*\u2013"))
+    chart = page.locator("main .chart").filter(has_text="Context: received and sent")
+    expect(chart).to_contain_text(re.compile(r"received\s*\d+\s*sent\s*\u2013"))
 
 
 def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
@@ -284,7 +284,7 @@ def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui:
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Tokens", exact=True).fill("-5")
     dialog.get_by_role("button", name="Review").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("whole number from 0 on")
+    expect(dialog.get_by_role("alert")).to_contain_text("whole number, 0 or more")
     dialog.get_by_role("button", name=re.compile("^Tokens .2$")).click()
     dialog.get_by_label("Calls").fill("1")
     dialog.get_by_role("button", name="Review").click()
@@ -295,15 +295,15 @@ def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui:
     expect(page.locator(".bars")).to_contain_text(re.compile("of 120.000"))
     assert (limits()["tokens"], limits()["calls"]) == (120_000, 1)
     page.get_by_role("button", name="Change budget").click()
-    dialog.get_by_role("button", name="Lift all limits").click()
+    dialog.get_by_role("button", name="Remove all limits").click()
     dialog.get_by_role("button", name="Set this budget").click()
-    expect(page.get_by_text("No budget: nothing limits this session.")).to_be_visible()
+    expect(page.get_by_text("No budget: this session has no limit.")).to_be_visible()
     assert limits() is None
     page.get_by_role("button", name="Change budget").click()
     expect(dialog.locator("#budget-calls-used")).to_have_text("used 1")
     dialog.get_by_label("Calls").fill("1")
     dialog.get_by_role("button", name="Review").click()
-    expect(dialog).to_contain_text("less than is used: further calls are refused")
+    expect(dialog).to_contain_text("less than already used: further calls are refused")
     dialog.get_by_role("button", name="Back").click()
     dialog.get_by_role("button", name="As configured").click()
     dialog.get_by_role("button", name="Set this budget").click()
@@ -344,7 +344,7 @@ def test_a_session_whose_calls_all_failed_is_shown_with_them(ui: Ui) -> None:
 def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     page = ui.show("#/session/nobody")
-    expect(page.get_by_text('There is no session "nobody". No call of it may have ended yet')).to_be_visible()
+    expect(page.get_by_text('There is no session "nobody". Its first call may still be running')).to_be_visible()
 
 
 # --- models and health --------------------------------------------------------------------------------------------
@@ -355,14 +355,14 @@ def test_models_show_windows_prices_and_how_far_estimates_were_off(ui: Ui) -> No
     page.get_by_label("Find").fill("mock-large")
     expect(page.get_by_role("region", name="Models").locator("tbody tr:not(.spacer)")).to_have_count(1)
     expect(ui.row("mock-large")).to_contain_text("$10")
-    expect(page.get_by_role("region", name=re.compile("How far estimates"))).to_contain_text("upstream/mock-large")
+    expect(page.get_by_role("region", name=re.compile("Error of the estimates"))).to_contain_text("upstream/mock-large")
     expect(page.locator("figure canvas")).to_be_visible()
 
 
 def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
     page = ui.show("#/health")
     expect(page.locator(".facts")).to_contain_text("reachable")
-    expect(ui.row("upstream")).to_contain_text(re.compile("well|not called yet"))
+    expect(ui.row("upstream")).to_contain_text(re.compile("ok|not called yet"))
     expect(page.locator(".tile", has_text="Gateway")).to_contain_text("ready")
 
 

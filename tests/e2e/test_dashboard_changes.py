@@ -93,7 +93,7 @@ def test_new_calls_move_neither_what_is_in_view_nor_the_focus(
     for number in range(3):
         site.web.chat(f"moves-{number}")
     if is_paused:
-        expect(page.get_by_text("3 new since it was paused")).to_be_visible()
+        expect(page.get_by_text("3 new since the pause")).to_be_visible()
     else:
         until(lambda: page.evaluate("document.querySelector('main .table').scrollTop") > 2000, what="rows above")
         assert rows(region.locator("table")) >= min(500, seen)
@@ -200,7 +200,7 @@ def expect_all(page: Page, calls: int) -> None:
     expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text(f"{calls:,}", timeout=20_000)
     expect(page.get_by_role("button", name=f"All {calls:,}", exact=True)).to_be_visible()
     expect(page.locator("h2:has-text('Calls') + span")).to_have_text(f"{calls:,}")
-    chart = page.locator("figure", has_text="Tokens in all").locator("[role=img]")
+    chart = page.locator("figure", has_text="Total tokens").locator("[role=img]")
     expect(chart).to_have_attribute("aria-label", re.compile(f"{calls} points"))
 
 
@@ -271,7 +271,7 @@ def test_a_button_that_is_pressed_keeps_the_focus_also_when_the_view_renews(
     button.focus()
     element = button.element_handle()
     page.keyboard.press("Enter")
-    expect(page.locator("[aria-pressed=true]", has_text=re.compile(f"^({name}|Go on)"))).to_be_focused()
+    expect(page.locator("[aria-pressed=true]", has_text=re.compile(f"^({name}|Resume)"))).to_be_focused()
     calls = page.locator(".tile .value").first
     before = calls.inner_text() if place != "#/sessions" else ""
     site.web.chat("pressed")
@@ -381,7 +381,7 @@ def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
     page = watched.page
     page.goto(f"{locked.url}/ui#/sessions")
     enter(page, "ключ-0123456789")
-    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("No key holds “к”")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("A key cannot contain “к”")
     expect(page.get_by_label("Key", exact=True)).to_be_focused()
     enter(page)
     expect(page.get_by_role("link", name="al/first")).to_be_visible()
@@ -404,14 +404,14 @@ def test_where_a_change_was_made_but_cannot_be_shown_it_is_said(watched: browser
 
     page.route("**/api/sessions/changed", answer)
     page.get_by_role("button", name="Change budget").click()
-    page.get_by_role("button", name="Lift all limits").click()
+    page.get_by_role("button", name="Remove all limits").click()
     page.get_by_role("button", name="Set this budget").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     notice = page.get_by_role("alert").filter(has_text='There is no session "changed"')
     expect(notice).to_be_visible()
     page.unroute("**/api/sessions/changed")
     site.web.chat("changed")
-    expect(page.get_by_text("No budget: nothing limits this session.")).to_be_visible()
+    expect(page.get_by_text("No budget: this session has no limit.")).to_be_visible()
     expect(notice).to_be_hidden()
 
 
@@ -431,7 +431,7 @@ def test_a_long_name_of_a_model_widens_nothing(
             page = show(watched, gateway, place)
             expect(page.locator("main figure").first).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, place
-        table = page.get_by_role("region", name=re.compile("How far estimates"))
+        table = page.get_by_role("region", name=re.compile("Error of the estimates"))
         expect(table.get_by_title(name)).to_be_visible()
         assert table.evaluate("element => element.scrollWidth - element.clientWidth") <= 0
         edge = page.locator("#model").evaluate("element => element.getBoundingClientRect().right")
@@ -458,7 +458,7 @@ def test_what_stands_on_axes_is_whole_and_true(browser: Browser, site: GatewayTh
     with browsers.opened(browser) as watched:
         watched.page.add_init_script(WATCH_LABELS)
         page = show(watched, site, f"#/session/{name}")
-        for title in ("Tokens of each call", "Tokens in all", "Cost of each call", "Time of each call"):
+        for title in ("Tokens of each call", "Total tokens", "Cost of each call", "Time of each call"):
             found = labels(page, title)
             for text, (left, right, width) in found.items():
                 assert left >= 0, (title, text)
@@ -508,7 +508,7 @@ def test_estimates_that_were_all_too_high_are_drawn_below_zero(browser: Browser,
         site.web.chat("too-high")
         watched.page.route("**/api/calls?limit=1000", too_high)
         page = show(watched, site, "#/models")
-        found = labels(page, "Reported above or below")
+        found = labels(page, "Reported tokens above or below")
         assert {"0.0%", "\u2212100.0%"} <= {plain(text) for text in found}
 
 
@@ -538,7 +538,7 @@ def test_one_call_is_a_point_below_its_budget(watched: browsers.Watched, site: G
     assert site.web.send("PATCH", "/api/sessions/alone", body).status == 200
     page = show(watched, site, "#/session/alone")
     page.get_by_role("button", name=axis).click()
-    chart = page.locator("figure", has_text="Tokens in all").locator("canvas")
+    chart = page.locator("figure", has_text="Total tokens").locator("canvas")
     expect(chart).to_be_visible()
     page.wait_for_timeout(200)
     assert pixels(chart, "limit") > 100, "the line of its budget"

@@ -95,7 +95,7 @@ def test_the_chart_of_a_parent_tells_its_own_use_from_that_of_its_children(gatew
     expect(page.get_by_role("group", name="Budget", exact=True)).to_contain_text(
         "Child sessions used about 95 tokens of it"
     )
-    chart = page.locator("main .chart").filter(has_text="Tokens in all")
+    chart = page.locator("main .chart").filter(has_text="Total tokens")
     expect(chart).to_contain_text(re.compile(r"used by this session\s*410\s*now, with child sessions\s*505"))
 
 

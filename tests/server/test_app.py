@@ -21,7 +21,7 @@ from tests.support.web import HI
 
 
 class Lifespan:
-    """Drives an application's lifespan by hand."""
+    """Run the lifespan of an application step by step."""
 
     def __init__(self, app: GatewayApp) -> None:
         self._to_app: asyncio.Queue[Any] = asyncio.Queue()
@@ -70,7 +70,7 @@ def app_of(file: Path) -> GatewayApp:
     return build_app(lambda: config.load(file, environment={}))
 
 
-async def test_what_nobody_foresaw_does_not_end_it_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_at_start_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> Any:
         raise RuntimeError("never thought of")
 
@@ -78,14 +78,12 @@ async def test_what_nobody_foresaw_does_not_end_it_without_a_word(caplog: pytest
     with pytest.raises(RuntimeError):
         await asyncio.gather(lifespan.ended(), lifespan.tell("startup"))
     [record] = caplog.records
-    assert (record.levelname, record.message) == ("ERROR", "the gateway ends in a bug")
+    assert (record.levelname, record.message) == ("ERROR", "the gateway stops because of a bug")
     assert record.exc_info
     assert "never thought of" in str(record.exc_info[1])
 
 
-async def test_a_head_that_the_server_does_not_send_leaves_nobody_waiting(
-    tmp_path: Path, mock_server: MockServer
-) -> None:
+async def test_error_while_sending_the_head_ends_the_request(tmp_path: Path, mock_server: MockServer) -> None:
     app = app_of(write_config(tmp_path, mock_server.url, {}))
     lifespan = Lifespan(app)
     await lifespan.say("startup")
@@ -98,7 +96,7 @@ async def test_a_head_that_the_server_does_not_send_leaves_nobody_waiting(
         raise RuntimeError(f"Invalid HTTP header name in {message['type']}")
 
     scope = {**scope_of("/v1/chat/completions"), "method": "POST"}
-    # It returns without an answer, and a server closes the connection then.
+    # It returns without a response, and the server then closes the connection.
     serving = asyncio.create_task(app(scope, receive, send))
     assert await asyncio.wait({serving}, timeout=LIMIT_S) == ({serving}, set())
     await lifespan.say("shutdown")
@@ -121,7 +119,7 @@ async def test_it_serves_between_start_and_stop_only(tmp_path: Path) -> None:
     assert (await ask(app, "/healthz"))[0]["status"] == 503
 
 
-async def test_what_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path) -> None:
+async def test_error_while_closing_does_not_keep_other_resources_open(tmp_path: Path) -> None:
     def load() -> config.Loaded:
         return config.load(write_config(tmp_path, "http://127.0.0.1:1", {}), environment={})
 
@@ -171,19 +169,19 @@ async def test_a_database_of_a_newer_version_is_not_touched(tmp_path: Path) -> N
     assert "99" in answer["message"]
 
 
-async def test_a_websocket_is_closed_where_the_gateway_does_not_run(tmp_path: Path) -> None:
+async def test_websocket_is_closed_while_the_gateway_does_not_run(tmp_path: Path) -> None:
     app = app_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
     assert (await ask(app, "/v1/responses", kind="websocket"))[0]["type"] == "websocket.close"
 
 
-async def test_every_problem_of_a_configuration_is_told_at_once(tmp_path: Path) -> None:
+async def test_all_problems_of_a_configuration_are_reported_at_once(tmp_path: Path) -> None:
     flags = {"server.prt": 1, "sessions.ttl": "soon"}
     answer = await Lifespan(app_of(write_config(tmp_path, "http://127.0.0.1:1", flags))).say("startup")
     assert "server.prt" in answer["message"]
     assert "sessions.ttl" in answer["message"]
 
 
-def test_readiness_is_honest_about_the_store(gateway_server: StartGateway) -> None:
+def test_readiness_follows_the_state_of_the_store(gateway_server: StartGateway) -> None:
     gateway = gateway_server("http://127.0.0.1:1", **{"store.timeout_ms": 50})
     assert gateway.web.get("/readyz").status == 200
     lock = sqlite3.connect(gateway.store, isolation_level=None)
@@ -199,7 +197,7 @@ def test_readiness_is_honest_about_the_store(gateway_server: StartGateway) -> No
     assert gateway.web.get("/readyz").status == 200
 
 
-def test_it_is_ready_again_when_calls_are_taken_again_and_not_before(
+def test_it_is_ready_again_only_when_calls_are_accepted_again(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"store.timeout_ms": 50, "budget.tokens": 1_000_000})

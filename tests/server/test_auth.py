@@ -39,7 +39,7 @@ def test_the_first_known_key_counts() -> None:
     assert Authenticator(KEYS, None).caller(headers, REMOTE) == Caller("bob", ("gpt-*",), frozenset({b"x-api-key"}))
 
 
-def test_every_header_that_holds_one_of_our_keys_is_named() -> None:
+def test_every_header_with_a_gateway_key_is_listed() -> None:
     headers = [bearer(ALICE), (b"x-api-key", BOB.encode()), (b"api-key", ADMIN.encode())]
     caller = Authenticator(KEYS, ADMIN).caller(headers, REMOTE)
     assert caller.key_headers == {b"authorization", b"x-api-key", b"api-key"}
@@ -47,7 +47,7 @@ def test_every_header_that_holds_one_of_our_keys_is_named() -> None:
 
 @pytest.mark.parametrize("headers", [[], [bearer("x")], [bearer("")], [(b"cookie", ALICE.encode())], [bearer(ADMIN)]])
 @pytest.mark.parametrize("peer", [LOCAL, REMOTE, None])
-def test_without_a_known_key_nobody_calls(headers: list[tuple[bytes, bytes]], peer: str | None) -> None:
+def test_call_without_a_known_key_is_refused(headers: list[tuple[bytes, bytes]], peer: str | None) -> None:
     with pytest.raises(Unauthenticated) as error:
         Authenticator(KEYS, ADMIN).caller(headers, peer)
     assert ALICE not in error.value.message
@@ -93,7 +93,7 @@ def test_without_keys_the_admin_key_is_not_forwarded() -> None:
         (KEYS, ADMIN, [HOST, (b"x-api-key", ADMIN.encode())], REMOTE, Access(None, admin=True)),
     ],
 )
-def test_what_a_caller_of_the_api_may(
+def test_access_of_callers_of_the_api(
     keys: list[KeyRule], admin: str | None, headers: list[tuple[bytes, bytes]], peer: str, access: Access
 ) -> None:
     assert Authenticator(keys, admin, ["https://app.example"]).api(headers, peer) == access
@@ -120,14 +120,14 @@ def test_only_an_administrator_may_see_and_change_everything() -> None:
         (KEYS, None, [HOST, (b"via", b"1.1 proxy")], LOCAL),
     ],
 )
-def test_who_may_see_nothing(
+def test_callers_without_access_to_the_api(
     keys: list[KeyRule], admin: str | None, headers: list[tuple[bytes, bytes]], peer: str | None
 ) -> None:
     with pytest.raises(Unauthenticated):
         Authenticator(keys, admin).api(headers, peer)
 
 
-def test_a_stranger_sees_the_sessions_of_the_credential_it_brings() -> None:
+def test_caller_from_the_network_sees_the_sessions_of_its_credential() -> None:
     auth = Authenticator([], None)
     headers = [HOST, bearer("mine")]
     assert auth.api(headers, REMOTE) == Access(auth.caller(headers, REMOTE).namespace, admin=False)
@@ -143,17 +143,17 @@ def test_a_page_of_another_origin_is_refused(origin: bytes) -> None:
             ask([HOST, (b"origin", origin)], LOCAL)
 
 
-def test_a_page_of_our_own_origin_is_not() -> None:
+def test_page_of_the_gateways_own_origin_may_call() -> None:
     auth = Authenticator([], None)
     assert auth.api([HOST, (b"origin", b"http://LOCALHOST:8484")], LOCAL).admin
     assert auth.caller([HOST, (b"origin", b"http://localhost:8484")], LOCAL).namespace == "default"
 
 
-def test_a_page_whose_name_was_pointed_at_this_machine_may_not_call() -> None:
+def test_page_with_a_rebound_host_name_may_not_call() -> None:
     evil = [(b"host", b"evil.example:8484"), (b"origin", b"http://evil.example:8484")]
     with pytest.raises(Forbidden, match="cors_origins"):
         Authenticator([], None).caller(evil, LOCAL)
-    # What a proxy passes on, what a page on another machine sends, what is allowed, and whoever has a key.
+    # Allowed: forwarded requests, pages on other machines, allowed origins, and requests with a key.
     assert Authenticator([], None).caller([*evil, (b"x-forwarded-for", b"192.0.2.1")], LOCAL)
     assert Authenticator([], None).caller(evil, REMOTE)
     assert Authenticator([], None, ["http://evil.example:8484"]).caller(evil, LOCAL)
@@ -161,7 +161,7 @@ def test_a_page_whose_name_was_pointed_at_this_machine_may_not_call() -> None:
     assert Authenticator([], None).caller(evil[:1], LOCAL), "a program sends no origin"
 
 
-def test_such_a_page_may_not_read_either_for_which_browsers_send_no_origin() -> None:
+def test_page_with_a_rebound_host_name_may_not_read_without_origin() -> None:
     evil = [(b"host", b"evil.example:8484")]
     auth = Authenticator([], None)
     with pytest.raises(Forbidden, match="localhost"):

@@ -18,7 +18,7 @@ LIMIT = 1000
 
 
 def receiving(*pieces: bytes, then: str | None = None) -> Callable[[], Awaitable[Any]]:
-    """A `receive` that gives these pieces; after them it ends the body, or disconnects, or waits for ever."""
+    """Return a `receive` that returns these parts, and then ends the body, disconnects or waits for ever."""
     messages: list[dict[str, object]] = [
         {"type": "http.request", "body": piece, "more_body": then is not None or index < len(pieces) - 1}
         for index, piece in enumerate(pieces)
@@ -43,7 +43,7 @@ async def read(
     )
 
 
-async def test_a_body_in_pieces_is_put_together() -> None:
+async def test_body_in_parts_is_joined() -> None:
     assert await read(b"a", b"", b"bc") == (b"abc", False)
     assert await read(b"") == (b"", False)
 
@@ -55,23 +55,23 @@ async def test_a_body_over_the_limit_is_refused(pieces: tuple[bytes, ...]) -> No
     assert "max_body_mb" in error.value.message
 
 
-async def test_a_body_of_exactly_the_limit_is_taken() -> None:
+async def test_body_of_exactly_the_limit_is_accepted() -> None:
     assert (await read(b"x" * 600, b"x" * 400))[0] == b"x" * 1000
 
 
-async def test_an_announced_size_over_the_limit_is_refused_even_if_less_comes() -> None:
+async def test_announced_size_over_the_limit_is_refused_even_if_less_arrives() -> None:
     with pytest.raises(PayloadTooLarge):
         await read(b"x", headers=((b"content-length", b"1001"),))
 
 
-async def test_silence_is_bounded_and_not_the_whole_time() -> None:
+async def test_timeout_applies_to_silence_and_not_to_the_whole_body() -> None:
     with in_time(at_least=0.05), pytest.raises(RequestTimeout) as error:
         await read(b"x", then="silence", silence=0.05)
     assert error.value.status == 400
 
 
 @pytest.mark.parametrize(("drop", "is_taken"), [(b"x", False), (b"x" * 512, True)])
-async def test_a_body_in_drops_is_not_waited_for(drop: bytes, is_taken: bool) -> None:
+async def test_very_slow_body_is_refused(drop: bytes, is_taken: bool) -> None:
     original = 0
 
     async def receive() -> dict[str, object]:
@@ -84,7 +84,7 @@ async def test_a_body_in_drops_is_not_waited_for(drop: bytes, is_taken: bool) ->
     if is_taken:
         assert len((await reading)[0]) == 60 * len(drop)
     else:
-        with pytest.raises(RequestTimeout, match="under 512 bytes a second"):
+        with pytest.raises(RequestTimeout, match="under 512 bytes per second"):
             await reading
 
 
@@ -94,18 +94,18 @@ async def test_a_client_that_leaves_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"x-gzip", b" GZIP "])
-async def test_gzip_is_unpacked(encoding: bytes) -> None:
+async def test_gzip_is_decompressed(encoding: bytes) -> None:
     compressed = gzip.compress(b"hello")
     assert await read(compressed[:5], compressed[5:], headers=((b"content-encoding", encoding),)) == (b"hello", True)
 
 
-async def test_both_kinds_of_deflate_are_unpacked() -> None:
+async def test_both_kinds_of_deflate_are_decompressed() -> None:
     raw = zlib.compressobj(wbits=-15)
     for compressed in (zlib.compress(b"hello"), raw.compress(b"hello") + raw.flush()):
         assert await read(compressed, headers=((b"content-encoding", b"deflate"),)) == (b"hello", True)
 
 
-async def test_zstd_is_unpacked_and_held_to_the_same_limit() -> None:
+async def test_zstd_is_decompressed_with_the_same_limit() -> None:
     headers = ((b"content-encoding", b"zstd"),)
     compressed = zstandard.compress(b"x" * LIMIT)
     assert await read(compressed[:5], compressed[5:], headers=headers) == (b"x" * LIMIT, True)
@@ -115,11 +115,11 @@ async def test_zstd_is_unpacked_and_held_to_the_same_limit() -> None:
         await read(b"hello", headers=headers)
 
 
-async def test_identity_is_left_alone() -> None:
+async def test_identity_encoding_is_unchanged() -> None:
     assert await read(b"hello", headers=((b"content-encoding", b"identity"),)) == (b"hello", False)
 
 
-async def test_what_unpacks_to_more_than_the_limit_is_refused() -> None:
+async def test_body_that_decompresses_to_more_than_the_limit_is_refused() -> None:
     with pytest.raises(PayloadTooLarge):
         await read(gzip.compress(b"x" * 1001), headers=((b"content-encoding", b"gzip"),))
     assert await read(gzip.compress(b"x" * 1000), headers=((b"content-encoding", b"gzip"),)) == (b"x" * 1000, True)
@@ -129,12 +129,12 @@ async def test_what_unpacks_to_more_than_the_limit_is_refused() -> None:
     ("encoding", "body"),
     [(b"br", b"x"), (b"gzip", b"x"), (b"gzip", gzip.compress(b"hello", mtime=0)[:-1]), (b"\xff", b"x")],
 )
-async def test_what_cannot_be_unpacked_is_refused(encoding: bytes, body: bytes) -> None:
+async def test_body_that_cannot_be_decompressed_is_refused(encoding: bytes, body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         await read(body, headers=((b"content-encoding", encoding),))
 
 
-async def test_all_bodies_together_are_bounded_and_what_ends_makes_room() -> None:
+async def test_all_bodies_share_a_memory_limit_and_release_their_memory() -> None:
     pool = MemoryPool(100)
     first, second = BodyMemory(pool), BodyMemory(pool)
     await read_body(receiving(b"x" * 60), [], LIMIT, 1, first)
@@ -147,7 +147,7 @@ async def test_all_bodies_together_are_bounded_and_what_ends_makes_room() -> Non
     assert pool.used == 60
 
 
-async def test_a_request_that_is_cancelled_is_not_taken_for_a_late_one() -> None:
+async def test_cancelled_request_is_not_treated_as_a_timeout() -> None:
     reading = asyncio.ensure_future(read(b"x", then="silence", silence=0.05))
     await asyncio.sleep(0)
     reading.cancel()
@@ -155,7 +155,7 @@ async def test_a_request_that_is_cancelled_is_not_taken_for_a_late_one() -> None
         await reading
 
 
-async def test_a_cancel_at_the_moment_at_which_a_body_is_late_is_one() -> None:
+async def test_cancel_at_the_moment_of_the_timeout_is_a_cancel() -> None:
     entered = asyncio.Event()
 
     async def receive() -> None:
@@ -164,13 +164,13 @@ async def test_a_cancel_at_the_moment_at_which_a_body_is_late_is_one() -> None:
 
     reading = asyncio.ensure_future(read_body(receive, [], LIMIT, 0.01, BodyMemory(MemoryPool(1 << 30))))
     await entered.wait()
-    asyncio.get_running_loop().call_later(0, time.sleep, 0.05)  # the time is up before anybody has a turn
+    asyncio.get_running_loop().call_later(0, time.sleep, 0.05)  # the timeout expires before any task runs
     asyncio.get_running_loop().call_later(0.01, reading.cancel)
     with pytest.raises(asyncio.CancelledError):
         await reading
 
 
-async def test_who_catches_a_late_body_can_still_wait() -> None:
+async def test_after_a_timeout_the_task_can_still_wait() -> None:
     with pytest.raises(RequestTimeout):
         await read(b"x", then="silence", silence=0.01)
     task = asyncio.current_task()
@@ -179,7 +179,7 @@ async def test_who_catches_a_late_body_can_still_wait() -> None:
     await asyncio.sleep(0.001)
 
 
-async def test_an_announced_body_takes_its_room_before_it_comes_and_not_for_ever() -> None:
+async def test_announced_body_takes_its_memory_early_but_not_for_ever() -> None:
     pool, seen = MemoryPool(60_000), list[int]()
 
     async def receive() -> dict[str, object]:
@@ -190,12 +190,12 @@ async def test_an_announced_body_takes_its_room_before_it_comes_and_not_for_ever
     memory = BodyMemory(pool)
     body, _ = await read_body(receive, [(b"content-length", b"30000")], 1 << 20, 0.1, memory)
     assert len(body) == 30_000
-    # After four of the longest silences it has no more room than it takes.
+    # After four times the timeout, it holds only the memory of the received bytes.
     assert (seen[0], seen[-1]) == (30_000, 29_000)
     assert pool.used == 30_000
 
 
-async def test_what_does_not_fit_is_refused_before_it_comes_and_leaves_its_room_to_others() -> None:
+async def test_body_without_memory_is_refused_early_and_takes_none() -> None:
     pool = MemoryPool(100)
     first = BodyMemory(pool)
     first.grow(60)
@@ -215,7 +215,7 @@ async def test_what_does_not_fit_is_refused_before_it_comes_and_leaves_its_room_
         ((b"x" * 90, b"x" * 20), (), None),
     ],
 )
-async def test_a_body_that_is_not_read_leaves_no_room_taken(
+async def test_body_that_is_not_read_releases_its_memory(
     pieces: tuple[bytes, ...], headers: tuple[tuple[bytes, bytes], ...], then: str | None
 ) -> None:
     pool = MemoryPool(100)
@@ -224,7 +224,7 @@ async def test_a_body_that_is_not_read_leaves_no_room_taken(
     assert pool.used == 0
 
 
-async def test_a_packed_body_takes_the_room_of_what_was_in_it() -> None:
+async def test_compressed_body_takes_the_memory_of_its_decompressed_size() -> None:
     pool, compressed = MemoryPool(1000), gzip.compress(b"hello")
     await read_body(receiving(compressed), [(b"content-encoding", b"gzip")], LIMIT, 1, BodyMemory(pool))
     assert pool.used == 5

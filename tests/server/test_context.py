@@ -24,7 +24,7 @@ def fresh(mock_server: MockServer, mock: MockProvider, gateway_server: StartGate
     return gateway_server(mock_server.url).web
 
 
-def test_what_bodies_may_take_together_follows_a_reload(
+def test_memory_for_bodies_follows_a_reload(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 0.001})
@@ -37,7 +37,7 @@ def test_what_bodies_may_take_together_follows_a_reload(
         assert gateway.web.post(path, body).status == 200, path
 
 
-def test_a_body_is_counted_in_its_parts(fresh: Web, mock: MockProvider) -> None:
+def test_body_is_counted_by_parts(fresh: Web, mock: MockProvider) -> None:
     found = fresh.post("/api/count?items=1", BODY).json
     assert (found["model"], found["provider"], found["wire"]) == ("gpt-4o", "upstream", "chat")
     assert (found["counter"], found["source"]) == ("tiktoken:o200k_base", "calibrated")
@@ -49,7 +49,7 @@ def test_a_body_is_counted_in_its_parts(fresh: Web, mock: MockProvider) -> None:
     assert mock.calls == []
 
 
-def test_the_conversation_is_told_without_definitions_and_images(fresh: Web) -> None:
+def test_conversation_tokens_exclude_definitions_and_images(fresh: Web) -> None:
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
     words = [{"type": "text", "text": "hello world"}]
 
@@ -81,14 +81,14 @@ def test_every_format_is_counted(fresh: Web, wire: str, body: dict[str, Any]) ->
     assert len(found["items"]) == 1
 
 
-def test_the_format_can_be_said(fresh: Web) -> None:
+def test_format_can_be_named(fresh: Web) -> None:
     body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
     assert fresh.post("/api/count?wire=chat", body).json["wire"] == "chat"
     refused = fresh.post("/api/count?wire=soap", body)
     assert (refused.status, refused.error["param"]) == (400, "wire")
 
 
-def test_a_tool_result_counts_once_however_often_it_stands_there(fresh: Web) -> None:
+def test_repeated_tool_result_counts_once(fresh: Web) -> None:
     twice = {**BODY, "messages": [*agent(1), *agent(1)[2:]]}
     once = {**BODY, "messages": agent(1)}
     assert fresh.post("/api/count", twice).json["tool_tokens"] == fresh.post("/api/count", once).json["tool_tokens"]
@@ -106,7 +106,7 @@ def test_an_agent_gets_the_numbers_for_its_tools(fresh: Web) -> None:
     assert fresh.post("/api/context", BODY, {"x-context-budget": "10"}).json["remaining"] == 0
 
 
-def test_what_each_tool_and_each_message_weighs_is_shown_where_it_is_asked_for(fresh: Web) -> None:
+def test_tokens_of_tools_and_messages_are_returned_on_request(fresh: Web) -> None:
     plain = fresh.post("/api/count", BODY).json
     counted = fresh.post("/api/count?tools=1&items=true", BODY).json
     assert counted["tools"] == {"list_depot": {"results": 4, "result_tokens": plain["tool_tokens"]}}
@@ -117,19 +117,19 @@ def test_what_each_tool_and_each_message_weighs_is_shown_where_it_is_asked_for(f
     assert "tools" not in fresh.post("/api/context?items=1&tools=0", BODY).json
 
 
-def test_the_heaviest_tool_stands_first(fresh: Web) -> None:
+def test_tool_with_the_most_tokens_comes_first(fresh: Web) -> None:
     calls = [{"type": "function", "id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
     results = [{"role": "tool", "tool_call_id": name, "content": text} for name, text in (("a", "x"), ("b", "y " * 9))]
     body = {**BODY, "messages": [*BODY["messages"][:2], {"role": "assistant", "tool_calls": calls}, *results]}
     assert list(fresh.post("/api/count?tools=1", body).json["tools"]) == ["b", "a"]
 
 
-def test_no_budget_has_no_remainder(fresh: Web) -> None:
+def test_without_a_budget_remaining_is_null(fresh: Web) -> None:
     found = fresh.post("/api/context", {**BODY, "model": "nobody-knows-this"}).json
     assert (found["budget"], found["remaining"]) == (None, None)
 
 
-def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: MockProvider) -> None:
+def test_trim_returns_the_body_that_would_be_forwarded(fresh: Web, mock: MockProvider) -> None:
     body, headers = {**BODY, "messages": agent(12)}, {"x-context-budget": "2500"}
     found = fresh.post("/api/trim?explain=1", body, headers).json
     assert mock.calls == []
@@ -139,13 +139,13 @@ def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: MockProvi
     assert found["context"]["trimmed"]
 
 
-def test_trim_shows_results_as_they_came_whatever_the_mode(fresh: Web) -> None:
+def test_trim_ignores_the_response_mode(fresh: Web) -> None:
     headers = {"x-session-id": "shown", "x-response-mode": "summary"}
     assert fresh.post(CHAT, BODY, headers).header("x-response-mode") == "summary"
     assert fresh.post("/api/trim", BODY, headers).json["body"] == BODY
 
 
-def test_a_budget_may_be_asked_for_in_the_query(fresh: Web) -> None:
+def test_query_may_set_a_budget(fresh: Web) -> None:
     body = {**BODY, "messages": agent(12)}
     found = fresh.post("/api/trim?explain=1&budget=2500", body).json
     assert found == fresh.post("/api/trim?explain=1", body, {"x-context-budget": "2500"}).json
@@ -157,13 +157,13 @@ def test_a_budget_may_be_asked_for_in_the_query(fresh: Web) -> None:
 
 
 @pytest.mark.parametrize("query", ["budget=0", "budget=-5", "budget=many", "budget=", "session=a%20b", "session=x/y/z"])
-def test_what_a_query_cannot_mean_is_refused(query: str, fresh: Web) -> None:
+def test_invalid_query_is_refused(query: str, fresh: Web) -> None:
     for path in ("count", "context", "trim"):
         answer = fresh.post(f"/api/{path}?{query}", BODY)
         assert (answer.status, answer.error["param"]) == (400, query.partition("=")[0])
 
 
-def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: MockProvider) -> None:
+def test_trim_applies_earlier_trim_decisions_of_the_session(fresh: Web, mock: MockProvider) -> None:
     headers = {"x-context-budget": "2500", "x-session-id": "s"}
     fresh.post(CHAT, {**BODY, "messages": agent(12)}, headers)
     before = json.loads(mock.calls[-1].body)["messages"]
@@ -171,9 +171,7 @@ def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: MockProvide
     assert found["body"]["messages"][: len(before)] == before
 
 
-def test_what_a_sessions_own_budget_leaves_is_a_budget_too(
-    mock_server: MockServer, gateway_server: StartGateway
-) -> None:
+def test_remaining_session_budget_limits_the_context(mock_server: MockServer, gateway_server: StartGateway) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 3_000}).web
     web.post(CHAT, {**BODY, "max_tokens": 10}, {"x-session-id": "s"})
     body = {**BODY, "messages": agent(12)}
@@ -192,7 +190,7 @@ def test_what_a_sessions_own_budget_leaves_is_a_budget_too(
         ({}, {"metadata": {"session_id": "s"}}),
     ],
 )
-def test_a_session_is_found_as_a_call_names_it(
+def test_session_is_named_like_in_a_call(
     headers: dict[str, str], fields: dict[str, Any], mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     settings = {"budget.tokens": 3_000, "sessions.id_headers": ["x-thread"]}
@@ -207,9 +205,7 @@ def test_a_session_is_found_as_a_call_names_it(
     assert by_query > found["budget"], "the query stands before what a call says"
 
 
-def test_all_sessions_above_one_limit_it_also_before_its_first_call(
-    mock_server: MockServer, gateway_server: StartGateway
-) -> None:
+def test_budgets_of_parents_apply_before_the_first_call(mock_server: MockServer, gateway_server: StartGateway) -> None:
     web = gateway_server(mock_server.url).web
     body = {**BODY, "max_tokens": 10}
 
@@ -232,7 +228,7 @@ def test_all_sessions_above_one_limit_it_also_before_its_first_call(
     assert declared < 500
 
 
-def test_the_budget_of_a_client_key_limits_what_it_asks_for_with_a_session_and_without(
+def test_budget_of_a_client_key_applies_with_and_without_a_session(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     keys = [
@@ -252,7 +248,7 @@ def test_the_budget_of_a_client_key_limits_what_it_asks_for_with_a_session_and_w
             assert web.post(f"/api/{path}", body, headers).json["budget"] > 50_000
 
 
-def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
+def test_context_budget_of_the_active_step_applies(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     restrict, wide = {"name": "n", "context_budget": 2_000}, {"name": "w", "context_budget": 4_000}
@@ -271,14 +267,14 @@ def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
     assert web.post("/api/context", {**BODY, "messages": None, "prompt": "x"}, named).json["budget"] != 2_000
 
 
-def test_trim_changes_nothing_that_fits(fresh: Web) -> None:
+def test_trim_leaves_a_body_within_the_budget_unchanged(fresh: Web) -> None:
     found = fresh.post("/api/trim", BODY).json
     assert found["body"] == BODY
     assert found["context"]["trimmed"] == {}
 
 
 @pytest.mark.parametrize("body", [{"input": "hello there"}, {"prompt": "hello there"}])
-def test_a_text_is_not_cut_and_that_is_said(fresh: Web, body: dict[str, str]) -> None:
+def test_text_is_not_trimmed_and_an_error_says_so(fresh: Web, body: dict[str, str]) -> None:
     [field] = body
     reply = fresh.post("/api/trim", {"model": "gpt-4o", **body}, {"x-context-budget": "1"})
     if field == "prompt":
@@ -289,7 +285,7 @@ def test_a_text_is_not_cut_and_that_is_said(fresh: Web, body: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("form", [Format("messages"), Format("responses")], ids=["messages", "responses"])
-def test_requests_of_other_formats_are_trimmed_alike(fresh: Web, form: Format) -> None:
+def test_requests_of_all_formats_are_trimmed(fresh: Web, form: Format) -> None:
     original = form.agent(12)
     found = fresh.post("/api/trim", original, {"x-context-budget": "2500"}).json
     assert found["context"]["tokens"] <= 2500
@@ -298,13 +294,13 @@ def test_requests_of_other_formats_are_trimmed_alike(fresh: Web, form: Format) -
     assert calls == results != []
 
 
-def test_what_cannot_be_fitted_is_said(fresh: Web) -> None:
+def test_body_that_cannot_be_trimmed_enough_is_an_error(fresh: Web) -> None:
     body = {**BODY, "messages": [{"role": "user", "content": "word " * 3000}]}
     reply = fresh.post("/api/trim", body, {"x-context-budget": "1000"})
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
-def test_a_prompt_without_messages_is_said_to_be_refused_over_its_budget(fresh: Web) -> None:
+def test_prompt_without_messages_over_its_budget_is_an_error(fresh: Web) -> None:
     body, headers = {"model": "gpt-4o", "prompt": "word " * 3000}, {"x-context-budget": "1000"}
     trim = fresh.post("/api/trim", body, headers)
     assert (trim.status, trim.error["code"]) == (400, "invalid_request")
@@ -317,12 +313,12 @@ def test_a_prompt_without_messages_is_said_to_be_refused_over_its_budget(fresh: 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"{}", b'{"model":"m"}', b'{"model":3,"messages":[]}', b'{"messages":[]}']
 )
-def test_what_is_no_request_is_refused(fresh: Web, path: str, body: bytes) -> None:
+def test_invalid_request_body_is_refused(fresh: Web, path: str, body: bytes) -> None:
     reply = fresh.post(path, body)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request")
 
 
-def test_a_packed_body_is_unpacked(fresh: Web) -> None:
+def test_compressed_body_is_decompressed(fresh: Web) -> None:
     compressed = gzip.compress(json.dumps(BODY).encode())
     assert (
         fresh.post("/api/count", compressed, {"content-encoding": "gzip"}).json == fresh.post("/api/count", BODY).json
@@ -335,7 +331,7 @@ def test_a_body_over_the_limit_is_refused(mock_server: MockServer, gateway_serve
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
 
 
-def test_a_client_key_is_asked_for(mock_server: MockServer, gateway_server: StartGateway) -> None:
+def test_client_key_is_required(mock_server: MockServer, gateway_server: StartGateway) -> None:
     keys = [{"name": "alice", "key": "alice-key-0123456789"}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys, "auth.admin_key": "admin-key-0123456789"})
     assert gateway.web.post("/api/count", BODY).status == 401

@@ -1,4 +1,4 @@
-"""Web pages of other origins: refused, or let in where `server.cors_origins` names them."""
+"""Web pages of other origins are refused unless `server.cors_origins` allows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import StartGateway, closed_port
 from tests.support.web import CHAT, Reply, Web
 
 PAGE = "https://app.example"
-#: what clients of OpenAI and Anthropic read of an answer, some of each
+#: some response headers that clients of OpenAI and Anthropic read
 PROVIDERS_HEADERS = {
     *("retry-after", "retry-after-ms", "request-id", "x-request-id", "openai-processing-ms"),
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
@@ -24,7 +24,7 @@ def call_from(web: Web, origin: str) -> Reply:
     return web.post("/v1/chat/completions", body, {"origin": origin, "x-session-id": "s"})
 
 
-def test_a_page_that_is_not_named_is_refused_and_nothing_is_forwarded(
+def test_page_of_another_origin_is_refused_and_nothing_is_forwarded(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     web = gateway_server(mock_server.url).web
@@ -36,7 +36,7 @@ def test_a_page_that_is_not_named_is_refused_and_nothing_is_forwarded(
     assert len(mock_server.provider.calls) == before
 
 
-def test_a_page_that_is_named_may_call_and_read_our_headers(
+def test_page_of_an_allowed_origin_may_call_and_read_the_headers(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
@@ -51,7 +51,7 @@ def test_a_page_that_is_named_may_call_and_read_our_headers(
     assert web.send("GET", "/api/sessions", headers={"origin": PAGE}).status == 200
 
 
-def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
+def test_page_of_another_origin_is_refused_if_others_are_allowed(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
@@ -66,7 +66,7 @@ def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
     assert "Origin" in (asked.header("vary") or "")
 
 
-def test_a_page_that_is_named_may_call_a_machine_in_a_private_network(
+def test_page_of_an_allowed_origin_may_call_a_private_network(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
@@ -77,7 +77,7 @@ def test_a_page_that_is_named_may_call_a_machine_in_a_private_network(
     assert (refused.status, refused.header("access-control-allow-private-network")) == (403, None)
 
 
-def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
+def test_preflight_with_an_unknown_method_gets_a_normal_error(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE]}).web
@@ -96,7 +96,7 @@ def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
         ("", "", 400),
     ],
 )
-def test_our_headers_are_exposed_on_errors_and_streams_too(
+def test_headers_are_exposed_on_errors_and_streams_too(
     model: str, mock_header: str, status: int, gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     nobody = {"base_url": f"http://127.0.0.1:{closed_port()}", "auth": "none", "retries": 0}
@@ -113,7 +113,7 @@ def test_our_headers_are_exposed_on_errors_and_streams_too(
     ("method", "path", "status"),
     [("GET", "/nothing", 404), ("GET", "/v1/models", 401), ("GET", "/api/calls/none", 401), ("PUT", "/healthz", 405)],
 )
-def test_what_is_refused_at_the_door_may_be_read_too(
+def test_early_refusals_can_be_read_by_allowed_pages(
     method: str, path: str, status: int, gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     flags = {"server.cors_origins": [PAGE], "auth.required": True, "auth.admin_key": "admin-0123456789abcdef"}
@@ -123,7 +123,7 @@ def test_what_is_refused_at_the_door_may_be_read_too(
 
 
 def may_be_read(answer: Reply) -> None:
-    """By a page of the allowed origin, with what its headers say."""
+    """Check that a page of the allowed origin may read the response and its headers."""
     assert answer.header("access-control-allow-origin") == PAGE
     exposed = (answer.header("access-control-expose-headers") or "").split(", ")
     assert set(exposed) >= {*headers.EXPOSED, *PROVIDERS_HEADERS}

@@ -1,4 +1,4 @@
-"""/ui as HTTP: what is served, under which policy, how long it is kept, and that all of it is our own."""
+"""/ui over HTTP: the served files, their security policy, their caching and their sources."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gateway.server.dashboard import FOLDER, POLICY, Dashboard
 from tests.conftest import StartGateway
 from tests.support.web import Web
 
-#: of all files together, as they are sent
+#: most bytes of all files together, as sent
 _MOST_BYTES = 300 * 1024
 FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 
 
 def assets(web: Web) -> list[str]:
-    """What the page names."""
+    """Return the files that the page names."""
     return re.findall(r'(?:src|href)="(ui/[^"]+)"', web.get("/ui").body.decode())
 
 
-def test_the_page_and_all_it_names_are_served_under_a_strict_policy(web: Web) -> None:
+def test_page_and_its_files_are_served_with_a_strict_policy(web: Web) -> None:
     found = assets(web)
     assert len(found) >= 5
     for path in ["/ui", *(f"/{name}" for name in found)]:
@@ -37,7 +37,7 @@ def test_the_page_and_all_it_names_are_served_under_a_strict_policy(web: Web) ->
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_file_is_served_as_what_it_is(path: Path, web: Web) -> None:
+def test_every_file_has_its_media_type(path: Path, web: Web) -> None:
     version = assets(web)[0].split("/")[1]
     if path.name == "index.html":
         return
@@ -50,7 +50,7 @@ def test_every_file_is_served_as_what_it_is(path: Path, web: Web) -> None:
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
-def test_a_browser_that_opens_the_address_alone_is_sent_to_the_dashboard(web: Web) -> None:
+def test_browser_at_the_root_is_redirected_to_the_dashboard(web: Web) -> None:
     answer = web.get("/", BROWSER)
     assert (answer.status, answer.header("location"), answer.header("vary")) == (307, "ui", "accept")
     assert urljoin(f"{web.url}/", answer.header("location")) == f"{web.url}/ui"
@@ -58,19 +58,19 @@ def test_a_browser_that_opens_the_address_alone_is_sent_to_the_dashboard(web: We
 
 
 @pytest.mark.parametrize("headers", [{}, {"accept": "*/*"}, {"accept": "application/json"}])
-def test_clients_of_the_api_get_what_they_got_at_the_root(headers: dict[str, str], web: Web) -> None:
+def test_api_clients_at_the_root_get_an_error(headers: dict[str, str], web: Web) -> None:
     answer = web.get("/", headers)
     assert (answer.status, answer.error["code"]) == (404, "not_found")
     assert web.post("/", {}, {**headers, **BROWSER}).status == 404
 
 
-def test_without_a_dashboard_a_browser_is_sent_nowhere(mock_server: MockServer, gateway_server: StartGateway) -> None:
+def test_without_a_dashboard_a_browser_is_not_redirected(mock_server: MockServer, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"server.dashboard": False})
     assert gateway.web.get("/", BROWSER).body.replace(b" ", b"") == gateway.web.get("/").body.replace(b" ", b"")
     assert gateway.web.get("/", BROWSER).status == 404
 
 
-def test_the_page_is_asked_for_again_and_its_files_never(web: Web) -> None:
+def test_page_is_revalidated_and_its_files_are_cached(web: Web) -> None:
     page, script = web.get("/ui"), web.get(f"/{assets(web)[0]}")
     assert page.header("cache-control") == "no-cache"
     assert "immutable" in (script.header("cache-control") or "")
@@ -79,7 +79,7 @@ def test_the_page_is_asked_for_again_and_its_files_never(web: Web) -> None:
     assert web.get("/ui", {"if-none-match": '"other"'}).status == 200
 
 
-def test_a_file_of_another_version_is_served_but_not_kept(web: Web) -> None:
+def test_file_of_another_version_is_served_but_not_cached(web: Web) -> None:
     answer = web.get("/ui/0123456789abcdef/app.js")
     assert (answer.status, answer.header("cache-control")) == (200, "no-cache")
 
@@ -96,17 +96,17 @@ def test_another_file_makes_another_version(tmp_path: Path) -> None:
     "path",
     ["/ui/v/none.js", "/ui/v/../app.py", "/ui/v/%2e%2e/dashboard.py", "/ui/v/index.html", "/ui/v/", "/uix"],
 )
-def test_nothing_else_is_found(path: str, web: Web) -> None:
+def test_other_paths_are_not_found(path: str, web: Web) -> None:
     answer = web.get(path)
     assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 
-def test_a_slash_at_the_end_leads_to_the_page(web: Web) -> None:
+def test_trailing_slash_redirects_to_the_page(web: Web) -> None:
     answer = web.get("/ui/")
     assert (answer.status, answer.header("location")) == (308, "../ui")
 
 
-def test_it_only_reads(web: Web) -> None:
+def test_dashboard_paths_accept_only_get(web: Web) -> None:
     assert web.post("/ui").status == 405
 
 
@@ -117,9 +117,7 @@ def test_it_can_be_switched_off(mock_server: MockServer, gateway_server: StartGa
     assert gateway.web.get("/api/sessions").status == 200
 
 
-def test_nobody_needs_a_key_to_load_a_page_that_holds_nothing(
-    mock_server: MockServer, gateway_server: StartGateway
-) -> None:
+def test_page_without_data_needs_no_key(mock_server: MockServer, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.admin_key": "admin-key-0123456789", "auth.required": True})
     assert gateway.web.get("/ui").status == 200
     assert gateway.web.get("/api/sessions").status == 401
@@ -130,13 +128,13 @@ def test_all_files_together_are_small() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if "vendor" not in path.parts], ids=lambda path: path.name)
-def test_our_files_name_no_other_host_and_make_no_markup_of_text(path: Path) -> None:
+def test_files_load_no_other_host_and_create_no_markup(path: Path) -> None:
     text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
     assert "://" not in text
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", 'style="', "onclick="):
         assert word not in text.replace("onclick: ", ""), word
 
 
-def test_what_was_written_by_others_stands_with_its_licence() -> None:
+def test_third_party_files_include_their_licence() -> None:
     assert "MIT" in (FOLDER / "vendor" / "uPlot.LICENSE.txt").read_text("utf-8")
     assert "v1.6.32" in (FOLDER / "vendor" / "uPlot.min.js").read_text("utf-8")[:100]

@@ -1,4 +1,4 @@
-"""/api/events: on a running gateway, and by itself with short intervals."""
+"""/api/events in a running gateway, and alone with short intervals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVENTS = "/api/events"
 
 
 def first_events(answer: http.client.HTTPResponse, number: int) -> list[dict[str, str]]:
-    """So many events, each by its fields; comments are passed over."""
+    """Return the fields of the first events, without comments."""
     found: list[dict[str, str]] = []
     fields: dict[str, str] = {}
     while len(found) < number:
@@ -57,7 +57,7 @@ def first_events(answer: http.client.HTTPResponse, number: int) -> list[dict[str
 
 @contextmanager
 def listening(web: Web) -> Iterator[http.client.HTTPResponse]:
-    """A stream that has begun: what ends from now on comes."""
+    """Open a stream of events. Calls that end from now on are sent."""
     with web.open("GET", EVENTS) as answer:
         assert answer.status == 200
         assert (answer.readline(), answer.readline()) == (b": \n", b"\n")
@@ -69,7 +69,7 @@ def own(mock_server: MockServer, mock: MockProvider, gateway_server: StartGatewa
     return gateway_server(mock_server.url)
 
 
-def test_each_call_comes_as_its_record_with_the_totals_after_it(own: GatewayThread) -> None:
+def test_each_call_is_sent_as_its_record_with_the_totals_after_it(own: GatewayThread) -> None:
     own.web.chat("before")
     with listening(own.web) as answer:
         assert answer.getheader("content-type") == "text/event-stream; charset=utf-8"
@@ -86,7 +86,7 @@ def test_each_call_comes_as_its_record_with_the_totals_after_it(own: GatewayThre
     assert totals == [15, 40]
 
 
-def test_the_calls_of_another_gateway_on_the_same_store_come_too(
+def test_calls_of_another_gateway_on_the_same_store_are_sent_too(
     own: GatewayThread, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     other = gateway_server(mock_server.url, folder=own.folder)
@@ -118,7 +118,7 @@ def test_a_gateway_that_stops_ends_its_streams_and_does_not_wait_for_them(own: G
         assert time.monotonic() - began < 20  # the grace is 30 s
 
 
-def test_a_look_at_the_head_begins_no_stream(own: GatewayThread) -> None:
+def test_head_request_starts_no_stream(own: GatewayThread) -> None:
     answer = own.web.send("HEAD", EVENTS)
     assert (answer.status, answer.header("content-type")) == (200, "text/event-stream; charset=utf-8")
 
@@ -128,7 +128,7 @@ def test_a_look_at_the_head_begins_no_stream(own: GatewayThread) -> None:
 
 @dataclass
 class Listening:
-    """One who listens to an application: `events` are all that came so far. `stalled`: it takes no more until then."""
+    """A listener. `events`: all received events. `stalled`: the listener reads nothing until this is set."""
 
     text: str = ""
     rest: str = ""
@@ -162,7 +162,7 @@ class Listening:
 
 
 class Store(MemoryStore):
-    """Counts how often it is looked at, and can be away."""
+    """A store that counts its reads and can be unavailable."""
 
     looks = 0
     is_unavailable = False
@@ -193,7 +193,7 @@ class World:
         self.numbers = iter(range(1_000_000))
 
     def know(self, *keys: str) -> None:
-        """The client keys from now on."""
+        """Set the client keys."""
         rules = [KeyRule(key.partition("-")[0], digest(key)) for key in keys]
         self.rules.authenticator = Authenticator(rules, ADMIN)
 
@@ -241,7 +241,7 @@ async def world(**settings: float) -> AsyncIterator[World]:
         await made.api.aclose()
 
 
-async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
+async def test_store_is_not_read_without_listeners() -> None:
     async with world() as made:
         one = await made.listen()
         await until(lambda: made.store.looks > 2)
@@ -257,7 +257,7 @@ async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
         await until(lambda: again.calls == ids)
 
 
-async def test_all_who_listen_share_one_look() -> None:
+async def test_all_listeners_share_one_read() -> None:
     async with world() as made:
         listeners = [await made.listen() for _ in range(10)]
         before, began = made.store.looks, time.monotonic()
@@ -277,7 +277,7 @@ async def test_many_calls_come_in_their_order_each_once() -> None:
         await until(lambda: one.calls == ids)
 
 
-async def test_what_a_slow_listener_does_not_take_is_counted() -> None:
+async def test_events_that_a_slow_listener_misses_are_counted() -> None:
     async with world() as made:
         slow, other = await made.listen(), await made.listen()
         slow.stalled = asyncio.Event()
@@ -294,7 +294,7 @@ async def test_what_a_slow_listener_does_not_take_is_counted() -> None:
         assert [name for name, _ in other.events].count("missed") == 0
 
 
-async def test_calls_that_the_store_no_longer_knows_are_counted_for_those_who_see_all() -> None:
+async def test_deleted_calls_are_counted_as_missed_for_administrators() -> None:
     async with world() as made:
         admin, alice = await made.listen(), await made.listen(ALICE)
         made.store.is_unavailable = True
@@ -310,7 +310,7 @@ async def test_calls_that_the_store_no_longer_knows_are_counted_for_those_who_se
 
 
 @pytest.mark.parametrize("trouble", ["is_away", "fails"])
-async def test_what_is_settled_while_the_store_cannot_be_read_comes_when_it_can(trouble: str) -> None:
+async def test_calls_settled_while_the_store_is_unavailable_are_sent_later(trouble: str) -> None:
     async with world() as made:
         one = await made.listen()
         setattr(made.store, trouble, True)
@@ -321,7 +321,7 @@ async def test_what_is_settled_while_the_store_cannot_be_read_comes_when_it_can(
         await until(lambda: one.calls == ids)
 
 
-async def test_a_store_that_is_away_takes_nobody_in_and_keeps_no_place() -> None:
+async def test_unavailable_store_refuses_listeners_and_frees_their_places() -> None:
     async with world() as made:
         made.store.is_unavailable = True
         for _ in range(MOST_LISTENERS + 1):
@@ -330,7 +330,7 @@ async def test_a_store_that_is_away_takes_nobody_in_and_keeps_no_place() -> None
         assert (await made.listen()).status == 200
 
 
-async def test_so_many_may_listen_and_no_more_until_one_leaves() -> None:
+async def test_number_of_listeners_is_limited() -> None:
     async with world() as made:
         listeners = [await made.listen() for _ in range(MOST_LISTENERS)]
         assert {one.status for one in listeners} == {200}
@@ -342,7 +342,7 @@ async def test_so_many_may_listen_and_no_more_until_one_leaves() -> None:
         assert (await made.listen()).status == 200
 
 
-async def test_one_client_key_takes_no_more_than_its_share_of_the_places() -> None:
+async def test_number_of_listeners_of_one_client_key_is_limited() -> None:
     async with world() as made:
         made.know(ALICE, BOB)
         listeners = [await made.listen(ALICE) for _ in range(MOST_OF_ONE)]
@@ -351,7 +351,7 @@ async def test_one_client_key_takes_no_more_than_its_share_of_the_places() -> No
         assert [(await made.listen(key)).status for key in (BOB, ADMIN)] == [200, 200]
 
 
-async def test_a_sign_of_life_comes_where_no_call_does() -> None:
+async def test_heartbeat_is_sent_without_calls() -> None:
     async with world(heartbeat_s=0.02) as made:
         one = await made.listen()
         await until(lambda: one.text.count(": \n\n") >= 4)
@@ -359,7 +359,7 @@ async def test_a_sign_of_life_comes_where_no_call_does() -> None:
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-async def test_a_key_that_was_revoked_hears_no_more(is_busy: bool) -> None:
+async def test_revoked_key_receives_no_more_events(is_busy: bool) -> None:
     async with world(heartbeat_s=0.05) as made:
         one, admin = await made.listen(ALICE), await made.listen()
         await until(lambda: one.text.count(": \n\n") >= 3)
@@ -378,7 +378,7 @@ async def test_a_key_that_was_revoked_hears_no_more(is_busy: bool) -> None:
         assert not admin.ended
 
 
-async def test_a_listener_that_takes_nothing_is_given_up() -> None:
+async def test_listener_that_reads_nothing_is_disconnected() -> None:
     async with world(stalled_s=0.1) as made:
         one = await made.listen()
         one.stalled = asyncio.Event()
@@ -387,7 +387,7 @@ async def test_a_listener_that_takes_nothing_is_given_up() -> None:
         assert not one.ended  # the connection breaks
 
 
-async def test_a_bug_in_a_stream_is_not_kept_from_the_log() -> None:
+async def test_bug_in_a_stream_is_logged() -> None:
     async with world(heartbeat_s=0.01) as made:
         one = await made.listen()
         made.rules.authenticator = None
@@ -400,7 +400,7 @@ async def test_a_bug_in_a_stream_is_not_kept_from_the_log() -> None:
         assert (await made.listen()).status == 200
 
 
-async def test_whoever_listens_hears_what_waits_and_the_end_when_the_gateway_stops() -> None:
+async def test_waiting_events_are_sent_when_the_gateway_stops() -> None:
     async with world() as made:
         one = await made.listen()
         made.api.stop()

@@ -1,4 +1,4 @@
-"""What every handler of /api is wrapped in, on a running gateway: its faults, and who may read and write."""
+"""Errors and access of all handlers of /api, in a running gateway."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def raw_get(web: Web, path: str, *headers: str, method: str = "GET", host: str =
     "path",
     ["/api/sessions/nobody", "/api/sessions/nobody/calls", "/api/calls/nothing", "/api/nope", "/api/", "/api/calls/"],
 )
-def test_what_is_not_there_is_a_404(path: str, web: Web) -> None:
+def test_unknown_path_is_a_404(path: str, web: Web) -> None:
     answer = web.get(path)
     assert (answer.status, answer.error["code"]) == (404, "not_found")
     assert answer.header("x-should-retry") == "false"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_a_method_a_path_does_not_take_is_a_405(method: str, web: Web) -> None:
+def test_unsupported_method_is_a_405(method: str, web: Web) -> None:
     answer = web.send(method, "/api/sessions")
     assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
     assert set((answer.header("allow") or "").split(", ")) == {"GET", "HEAD"}
@@ -56,7 +56,7 @@ def test_nothing_of_the_api_is_cached(path: str, web: Web, session: str) -> None
     assert web.get(path.format(session)).header("cache-control") == "no-store"
 
 
-def test_every_answer_of_the_api_names_its_request(web: Web) -> None:
+def test_every_response_of_the_api_has_a_request_id(web: Web) -> None:
     for path in ("/api/sessions/nobody", "/api/nope", "/api/sessions?limit=x"):
         answer: Any = web.get(path)
         assert answer.header("x-gateway-request-id"), path
@@ -66,7 +66,7 @@ WRITES = [("POST", "/api/sessions/s/reset"), ("DELETE", "/api/sessions/s"), ("PO
 
 
 @pytest.mark.parametrize(("method", "path"), WRITES)
-def test_with_an_admin_key_only_it_may_write(
+def test_with_an_admin_key_only_that_key_may_write(
     method: str, path: str, admin_server: GatewayThread, mock: MockProvider
 ) -> None:
     alice, admin = with_key(admin_server, ALICE), with_key(admin_server, ADMIN)
@@ -86,7 +86,7 @@ def test_with_an_admin_key_only_it_may_write(
     )
 
 
-def test_the_admin_key_shows_all_and_does_not_call(admin_server: GatewayThread, mock: MockProvider) -> None:
+def test_admin_key_reads_everything_but_makes_no_calls(admin_server: GatewayThread, mock: MockProvider) -> None:
     alice, admin = with_key(admin_server, ALICE), with_key(admin_server, ADMIN)
     alice.chat("seen")
     ids = [view["id"] for view in admin.get("/api/sessions?limit=1000").json["sessions"]]
@@ -117,14 +117,14 @@ def test_without_an_admin_key_a_proxy_on_this_machine_may_not_write(
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "192.168.0.1"]
 )
-def test_without_an_admin_key_a_name_pointed_at_this_machine_may_not_write(host: str, web: Web) -> None:
-    """DNS rebinding: the peer is this machine, but the page is somebody else's."""
+def test_without_an_admin_key_a_rebound_host_name_may_not_write(host: str, web: Web) -> None:
+    """DNS rebinding: the peer is this machine, but the page is from another site."""
     web.chat("s")
     for method, path in (("POST", "/api/sessions/s/reset"), ("GET", "/api/sessions/s"), ("GET", "/api/events")):
         assert raw_get(web, path, method=method, host=host).status == 401
 
 
-def test_nor_may_it_read_what_the_provider_keeps(web: Web) -> None:
+def test_rebound_host_name_may_not_read_from_the_provider(web: Web) -> None:
     """Browsers send no Origin with a GET to the page's own origin."""
     for method in ("GET", "HEAD"):
         assert raw_get(web, "/v1/models", method=method, host="evil.example").status == 403

@@ -30,12 +30,12 @@ def test_a_request_id_that_can_be_echoed(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 129, b"a b", b"a\t", b"\xe9", b"a\x00", b"a\n"])
-def test_a_request_id_that_cannot(value: bytes) -> None:
+def test_request_id_that_cannot_be_echoed(value: bytes) -> None:
     assert headers.request_id([(b"x-request-id", value)]) is None
     assert headers.request_id([]) is None
 
 
-def test_a_final_answer_says_all() -> None:
+def test_complete_response_has_all_headers() -> None:
     reply = ClientResponse(
         200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, final=True, overhead_s=0.00123
     )
@@ -56,40 +56,40 @@ def test_a_final_answer_says_all() -> None:
     }
 
 
-def test_a_stream_does_not_claim_to_be_final() -> None:
+def test_totals_of_a_stream_are_not_final() -> None:
     found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS))
     assert found["x-session-usage-final"] == "false"
     assert "x-token-usage" not in found
 
 
-def test_what_a_call_without_a_session_took_is_said_all_the_same() -> None:
+def test_call_without_a_session_reports_its_usage() -> None:
     assert shown(ClientResponse(200, [], b"", charge=CHARGE))["x-token-usage"].startswith('{"promptTokens":7951,')
 
 
-def test_without_a_session_there_is_nothing_of_one() -> None:
+def test_call_without_a_session_has_no_session_headers() -> None:
     assert set(shown(ClientResponse(200, [], b"", final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
 
 
-def test_while_the_store_is_away_no_totals_are_claimed() -> None:
+def test_while_the_store_is_unavailable_no_totals_are_sent() -> None:
     for is_final in (True, False):
         found = shown(ClientResponse(503, [], b"", session=SessionKey("a", "s"), final=is_final))
         assert [name for name in found if name.startswith("x-session-")] == ["x-session-id"]
 
 
-def test_a_cost_of_which_a_part_is_unknown_is_left_out() -> None:
+def test_cost_with_an_unknown_part_is_left_out() -> None:
     totals = TOTALS.add(Charge(USAGE, "estimated", None))
     found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=totals))
     assert "x-session-cumulative-cost-usd" not in found
     assert found["x-session-usage-source"] == "mixed"
 
 
-def test_faults_say_whether_to_try_again() -> None:
+def test_errors_say_whether_to_retry() -> None:
     assert shown(ClientResponse(400, [], b"", fault=InvalidRequest("no")))["x-should-retry"] == "false"
     away = shown(ClientResponse(503, [], b"", fault=StoreUnavailable("away")))
     assert (away["x-should-retry"], away["retry-after"]) == ("true", "1")
 
 
-def test_the_budget_of_a_call_and_what_is_left_of_it_are_said() -> None:
+def test_budget_and_remaining_budget_are_sent() -> None:
     context = ContextRecord(1_000, 1_500, "learned", 4_000, 300, 700, "k", 990, margin=50)
     found = shown(ClientResponse(200, [], b"", context=context))
     assert (found["x-context-budget-tokens"], found["x-context-remaining-tokens"]) == ("4000", "2950")
@@ -97,7 +97,7 @@ def test_the_budget_of_a_call_and_what_is_left_of_it_are_said() -> None:
     assert (over["x-context-budget-tokens"], over["x-context-remaining-tokens"]) == ("1020", "0")
 
 
-def test_without_a_budget_there_is_nothing_left_of_it() -> None:
+def test_without_a_budget_no_budget_headers_are_sent() -> None:
     found = shown(
         ClientResponse(200, [], b"", context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990))
     )
@@ -122,7 +122,7 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
     assert b"x-token-usage" not in headers.totals_comment(TOTALS, None, None)
 
 
-def test_the_last_comment_of_a_stream_says_all_that_a_finished_answer_says_of_its_session() -> None:
+def test_last_comment_of_a_stream_has_all_session_headers() -> None:
     lines = headers.totals_comment(TOTALS, CHARGE, None).decode().split("\n")
     values = dict(line.removeprefix(": ").split(": ", 1) for line in lines if line)
     whole = shown(ClientResponse(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE))
@@ -131,5 +131,5 @@ def test_the_last_comment_of_a_stream_says_all_that_a_finished_answer_says_of_it
     assert values["x-session-cumulative-total-tokens"] == "16326"
 
 
-def test_the_last_comment_of_a_stream_has_no_cost_where_a_price_is_unknown() -> None:
+def test_last_comment_of_a_stream_has_no_cost_if_a_price_is_unknown() -> None:
     assert b"cost-usd" not in headers.totals_comment(replace(TOTALS, unpriced_calls=1), CHARGE, None)

@@ -21,9 +21,7 @@ ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 WORKER = WorkerHealth("1", 7, 2, 0.0, 3, 4, "memory://", False, 0, "closed", None, [ProviderHealth("p", "http", "ok")])
 
 
-def test_a_worker_says_how_it_and_its_store_and_providers_are(
-    mock_server: MockServer, gateway_server: StartGateway
-) -> None:
+def test_health_reports_worker_store_and_providers(mock_server: MockServer, gateway_server: StartGateway) -> None:
     found = gateway_server(mock_server.url).web.get("/api/health").json
     assert (found["status"], found["version"]) == ("ready", package.__version__)
     assert (found["worker"]["pid"], found["worker"]["workers"]) == (os.getpid(), 1)
@@ -34,7 +32,7 @@ def test_a_worker_says_how_it_and_its_store_and_providers_are(
     assert provider == {"name": "upstream", "adapter": "http", "state": "not_called", "failures": 0, "asked_in_s": None}
 
 
-def test_a_call_under_way_is_counted_until_it_ends(scripted: Scripted) -> None:
+def test_running_call_is_counted_until_it_ends(scripted: Scripted) -> None:
     held = Held()
     scripted.play(held)
     with ThreadPoolExecutor() as pool:
@@ -45,7 +43,7 @@ def test_a_call_under_way_is_counted_until_it_ends(scripted: Scripted) -> None:
     assert until(lambda: scripted.web.get("/api/health").json["worker"]["calls"] == 0)
 
 
-def test_a_provider_that_fails_is_said_to_and_then_to_be_left_alone(
+def test_provider_is_failing_and_then_its_circuit_is_open(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     flags = {"providers.upstream.breaker": {"failures": 2, "open_s": 60}}
@@ -64,7 +62,7 @@ def test_a_provider_that_fails_is_said_to_and_then_to_be_left_alone(
     assert state() == ("left_alone", 2, True)
 
 
-def test_a_provider_without_a_key_is_told_from_one_that_was_not_called_until_a_caller_brings_one(
+def test_provider_without_a_key_has_its_own_state_until_it_is_called(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     providers = {
@@ -81,20 +79,22 @@ def test_a_provider_without_a_key_is_told_from_one_that_was_not_called_until_a_c
     assert states() == {"keyless": "ok", "keyed": "not_called"}
 
 
-def test_the_states_that_are_described_are_those_that_there_are() -> None:
+def test_described_states_are_all_states() -> None:
     (provider,) = [SCHEMAS["Health"]["properties"]["providers"]["items"]]
     assert set(provider["properties"]["state"]["enum"]) == set(STATES)
 
 
 @pytest.mark.parametrize("path", ["/api/health", "/metrics", "/api/reload"])
-def test_a_client_key_on_this_machine_is_told_that_the_key_is_in_the_way(
+def test_client_key_on_this_machine_gets_a_helpful_error(
     path: str, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.keys": [{"name": "alice", "key": ALICE}]})
     web = Web(gateway.url, {"authorization": f"Bearer {ALICE}"})
     refused = web.post(path, {}) if path == "/api/reload" else web.get(path)
     assert refused.status == 403
-    assert refused.error["message"].endswith("where none is set, a call from this machine without a client key.")
+    assert refused.error["message"].endswith(
+        "If none is set, call from the gateway's own machine without a client key."
+    )
 
 
 def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: StartGateway) -> None:
@@ -111,7 +111,7 @@ def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: S
     ("problem", "is_unavailable", "status"),
     [(None, False, "ready"), ("it is locked", False, "not ready"), (None, True, "not ready")],
 )
-def test_it_is_ready_when_the_store_can_be_used_and_was(problem: str | None, is_unavailable: bool, status: str) -> None:
+def test_it_is_ready_when_the_store_is_available(problem: str | None, is_unavailable: bool, status: str) -> None:
     worker = replace(WORKER, is_unavailable=is_unavailable)
     found = health_json(worker, problem)
     assert (found["status"], found["store"]["problem"]) == (status, problem)

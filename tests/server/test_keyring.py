@@ -1,4 +1,4 @@
-"""Client keys of the store are known within seconds, and a store that is away opens no door."""
+"""Client keys of the store are known within seconds, and an unavailable store gives no access."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Clock:
         return self.seconds
 
 
-async def test_a_key_is_known_soon_after_it_was_made_and_soon_not_any_more() -> None:
+async def test_added_and_revoked_keys_are_known_soon() -> None:
     store, clock = FlakyStore(), Clock()
     ring = KeyRing(store, clock)
     await ring.ready()
@@ -68,7 +68,7 @@ async def asked_again(store: FlakyStore) -> None:
     await eventually(lambda: store.asked > asked + 1)
 
 
-async def test_keys_are_read_again_without_a_call_that_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_are_read_again_in_the_background(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(FlakyStore):
         is_broken = False
 
@@ -89,7 +89,7 @@ async def test_keys_are_read_again_without_a_call_that_waits_for_it(caplog: pyte
     store.away, store.is_broken = False, True
     await asked_again(store)
     store.is_broken = False
-    assert "the client keys in the store were not read again this time" in caplog.messages
+    assert "reading the client keys from the store failed; it will be tried again" in caplog.messages
     await store.add_key(CAROL)
     await eventually(lambda: CAROL.digest in ring.keys)
     looking.cancel()
@@ -99,7 +99,7 @@ async def test_keys_are_read_again_without_a_call_that_waits_for_it(caplog: pyte
 
 
 class SlowStore(MemoryStore):
-    """An answer comes when it may, and says what was so when it was asked for. The second one comes at once."""
+    """A store whose first read returns late, with the keys from when it was requested. The second returns at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class SlowStore(MemoryStore):
         return found
 
 
-async def test_an_answer_that_is_overtaken_brings_no_revoked_key_back() -> None:
+async def test_overtaken_read_does_not_restore_a_revoked_key() -> None:
     store, clock = SlowStore(), Clock()
     await store.add_key(CAROL)
     ring = KeyRing(store, clock, look_s=0.001)
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_overtaken_brings_no_revoked_key_back() -> None:
     assert ring.keys == {}
 
 
-async def test_keys_are_as_old_as_the_question_that_brought_them_not_as_its_answer() -> None:
+async def test_age_of_keys_counts_from_the_start_of_the_read() -> None:
     store, clock = SlowStore(), Clock()
     await store.add_key(CAROL)
     ring = KeyRing(store, clock)
@@ -146,7 +146,7 @@ async def test_keys_are_as_old_as_the_question_that_brought_them_not_as_its_answ
     assert ring.keys == {}
 
 
-async def test_calls_do_not_wait_one_after_the_other_for_a_store_that_takes_longer_than_keys_are_fresh() -> None:
+async def test_calls_share_one_slow_read() -> None:
     class Late(FlakyStore):
         async def keys(self) -> list[StoredKey]:
             await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_calls_do_not_wait_one_after_the_other_for_a_store_that_takes_long
     assert store.asked == 1
 
 
-async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_nobody_in() -> None:
+async def test_known_keys_stay_valid_while_the_store_is_unavailable() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
     ring = KeyRing(store, clock)
@@ -173,7 +173,7 @@ async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_n
         await KeyRing(store, clock).ready()
 
 
-async def test_who_finds_the_store_away_says_so_and_until_it_is_back_nobody_else_waits_for_it() -> None:
+async def test_unavailable_store_is_reported_once_and_no_call_waits_for_it() -> None:
     store, clock, errors = FlakyStore(), Clock(), list[StoreUnavailable]()
     ring = KeyRing(store, clock, is_unavailable=lambda: bool(errors), away=errors.append)
     await ring.ready()
@@ -189,7 +189,7 @@ async def test_who_finds_the_store_away_says_so_and_until_it_is_back_nobody_else
     assert CAROL.digest in ring.keys
 
 
-async def test_a_damaged_store_is_not_away() -> None:
+async def test_damaged_store_is_not_treated_as_unavailable() -> None:
     class Damaged(MemoryStore):
         async def keys(self) -> list[StoredKey]:
             raise StoreDamaged("no keys")
@@ -198,7 +198,7 @@ async def test_a_damaged_store_is_not_away() -> None:
         await KeyRing(Damaged(), Clock(), away=lambda _: pytest.fail("it is not away")).ready()
 
 
-async def test_those_who_come_while_a_store_is_not_asked_again_are_told_each_for_themselves() -> None:
+async def test_each_call_gets_its_own_error_while_the_store_is_not_retried() -> None:
     store = FlakyStore()
     store.away = True
     ring = KeyRing(store, Clock())
@@ -208,7 +208,7 @@ async def test_those_who_come_while_a_store_is_not_asked_again_are_told_each_for
     assert store.asked == 1
 
 
-async def test_keys_that_were_read_at_the_start_open_when_the_store_goes_away_before_the_first_call() -> None:
+async def test_keys_read_at_the_start_stay_valid_without_the_store() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
     ring = KeyRing(store, clock)
@@ -219,7 +219,7 @@ async def test_keys_that_were_read_at_the_start_open_when_the_store_goes_away_be
     assert CAROL.digest in ring.keys
 
 
-async def test_a_store_that_is_away_at_the_start_is_asked_again_by_the_first_call() -> None:
+async def test_store_unavailable_at_the_start_is_read_by_the_first_call() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
     store.away = True
@@ -231,7 +231,7 @@ async def test_a_store_that_is_away_at_the_start_is_asked_again_by_the_first_cal
     assert CAROL.digest in ring.keys
 
 
-def test_a_worker_that_nobody_called_yet_knows_the_keys_when_the_store_goes_away(
+def test_idle_worker_knows_the_keys_when_the_store_becomes_unavailable(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path
 ) -> None:
     async def add(url: str) -> None:
@@ -253,7 +253,7 @@ def test_a_worker_that_nobody_called_yet_knows_the_keys_when_the_store_goes_away
         server.kill()
 
 
-async def test_a_stored_key_opens_what_it_may_and_closes_the_door_to_all_others() -> None:
+async def test_stored_key_gets_its_access_and_calls_without_a_key_are_refused() -> None:
     auth = Authenticator([], None, stored=lambda: {CAROL.digest: CAROL})
     caller = auth.caller(HEADERS, "127.0.0.1")
     assert (caller.namespace, caller.models) == ("carol", ("gpt-*",))
@@ -263,19 +263,19 @@ async def test_a_stored_key_opens_what_it_may_and_closes_the_door_to_all_others(
         auth.caller([(b"authorization", b"Bearer other")], "127.0.0.1")
 
 
-async def test_where_a_key_is_required_none_at_all_lets_nobody_in() -> None:
+async def test_required_key_refuses_all_calls_if_no_key_exists() -> None:
     auth = Authenticator([], None, is_required=True)
     with pytest.raises(Unauthenticated, match="gateway keys add"):
         auth.caller(HEADERS, "127.0.0.1")
 
 
-async def test_a_configured_key_stands_before_a_stored_one() -> None:
+async def test_configured_key_has_priority_over_a_stored_one() -> None:
     rule = KeyRule("config", CAROL.digest)
     auth = Authenticator([rule], None, stored=lambda: {CAROL.digest: CAROL})
     assert auth.caller(HEADERS, "127.0.0.1").namespace == "config"
 
 
-async def test_those_who_wait_for_a_store_that_is_away_do_not_wait_one_after_the_other() -> None:
+async def test_calls_do_not_wait_one_after_the_other_for_an_unavailable_store() -> None:
     store, clock = FlakyStore(), Clock()
     store.away = True
     ring = KeyRing(store, clock)

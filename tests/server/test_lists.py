@@ -9,7 +9,7 @@ from gateway.server.sessions import sort_of
 from tests.support.web import Web
 
 
-def test_an_order_that_nobody_knows_is_refused() -> None:
+def test_unknown_order_is_refused() -> None:
     assert sort_of(None) == "recent"
     assert sort_of("cost") == "cost"
     with pytest.raises(InvalidRequest, match="recent, tokens, cost"):
@@ -42,7 +42,7 @@ def test_the_calls_of_a_session_come_in_pages(web: Web, session: str) -> None:
     assert (wrong.status, wrong.error["param"]) == (400, "cursor")
 
 
-def test_the_newest_calls_are_listed_for_whoever_may_see_them(web: Web, session: str) -> None:
+def test_newest_calls_are_listed_by_access(web: Web, session: str) -> None:
     web.chat(session)
     (newest,) = web.get("/api/calls?limit=1").json["calls"]
     assert newest["session"] == session

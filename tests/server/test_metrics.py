@@ -1,4 +1,4 @@
-"""/metrics on a running gateway: who may read it, and that it is right whichever worker is asked."""
+"""/metrics in a running gateway: access, and the same numbers from every worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def figures(web: Web) -> Samples:
     return read(answer.body.decode())
 
 
-def test_whoever_is_on_this_machine_reads_the_figures(
+def test_requests_from_this_machine_may_read_metrics(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -41,7 +41,7 @@ def test_whoever_is_on_this_machine_reads_the_figures(
     assert found.value("gateway_running_calls", worker="1") == 0
 
 
-def test_where_there_is_an_admin_key_it_is_needed(
+def test_admin_key_is_required_if_it_is_set(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     flags = {"auth.admin_key": ADMIN, "auth.keys": [{"name": "alice", "key": ALICE}]}
@@ -51,7 +51,7 @@ def test_where_there_is_an_admin_key_it_is_needed(
     assert gateway.web.get("/metrics", {"authorization": f"Bearer {ADMIN}"}).status == 200
 
 
-def test_through_a_proxy_on_this_machine_nobody_reads_them_without_the_admin_key(
+def test_proxy_on_this_machine_needs_the_admin_key(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -92,7 +92,7 @@ def test_every_worker_shows_the_calls_of_all_and_a_count_never_falls(two_workers
     until(lambda: len(figures(web).family("gateway_info")) == 2, what="both workers are there")
     for number in range(12):
         assert web.chat(f"s{number}").status == 200
-    # Which worker answers is the kernel's to choose.
+    # The kernel chooses which worker responds.
     seen = [figures(web).value("gateway_call_duration_seconds_count", **WHERE) for _ in range(8)]
     assert seen == [12] * 8
     killed = workers_of(two_workers)[0]

@@ -1,4 +1,4 @@
-"""/openapi.json: valid, complete, and true of what a running gateway answers."""
+"""/openapi.json is valid and complete, and describes the responses of a running gateway correctly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BODY = {"model": "mock-small", "messages": agent(8), "tools": TOOLS}
 
 
 def closed(node: Any) -> Any:
-    """The same, but objects have no other properties than those described: what the document must not leave out."""
+    """Return the schema without additional properties, so that fields missing in the document are found."""
     if isinstance(node, list):
         return [closed(inner) for inner in node]
     if not isinstance(node, dict):
@@ -73,7 +73,7 @@ def answer_of(method: str, template: str, status: int) -> Mapping[str, Any]:
 
 
 def check(reply: Reply, method: str, template: str, status: int = 200) -> Any:
-    """Its body, once it is what the document says."""
+    """Check a response against the document and return its body."""
     assert reply.status == status, reply.body
     kind = (reply.header("content-type") or "").partition(";")[0]
     schema = answer_of(method, template, status)["content"][kind]["schema"]
@@ -90,7 +90,7 @@ def test_it_is_valid_openapi() -> None:
     assert DOCUMENT["openapi"].startswith("3.1")
 
 
-def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
+def test_every_reference_exists_and_every_component_is_used() -> None:
     text = json.dumps(DOCUMENT)
     named = set(re.findall(r'"#/components/(\w+/[\w-]+)"', text))
     known = {f"{group}/{name}" for group, inner in DOCUMENT["components"].items() for name in inner}
@@ -98,7 +98,7 @@ def test_every_reference_leads_somewhere_and_nothing_is_left_over() -> None:
     assert {one for one in known - named if not one.startswith("securitySchemes/")} == set()
 
 
-def test_operations_have_names_of_their_own_and_say_what_they_do() -> None:
+def test_operations_have_unique_names_and_summaries() -> None:
     operations = [one for path in DOCUMENT["paths"].values() for name, one in path.items() if name in METHODS]
     names = [one["operationId"] for one in operations]
     assert len(set(names)) == len(names) > 20
@@ -150,14 +150,14 @@ def test_it_lists_the_code_of_every_error() -> None:
         ({"type": "string", "format": "date-time"}, "yesterday"),
     ],
 )
-def test_the_check_used_here_sees_what_is_wrong(schema: Mapping[str, Any], value: object) -> None:
+def test_check_of_this_file_finds_errors(schema: Mapping[str, Any], value: object) -> None:
     assert len(problems(schema, value)) >= 1
 
 
 # --- how it is served ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_served_to_anybody_and_not_sent_twice(guarded: GatewayThread) -> None:
+def test_document_needs_no_key_and_is_cached(guarded: GatewayThread) -> None:
     reply = Web(guarded.url).get("/openapi.json")
     assert check(reply, "get", "/openapi.json") == json.loads(json.dumps(DOCUMENT))
     assert len(reply.body) < 80_000
@@ -242,13 +242,13 @@ def test_changes_are_as_described(admin: Web) -> None:
     check(admin.post("/api/reload"), "post", "/api/reload")
 
 
-def test_what_a_body_weighs_is_as_described(alice: Web) -> None:
+def test_counts_are_as_described(alice: Web) -> None:
     assert check(alice.post("/api/count?items=1&tools=1", BODY), "post", "/api/count")["items"]
     assert check(alice.post("/api/context?items=1&tools=1", BODY), "post", "/api/context")["tools"]
     check(alice.post("/api/count", BODY), "post", "/api/count")
     check(alice.post("/api/context", BODY), "post", "/api/context")
     trimmed = alice.post("/api/trim?explain=1", BODY, {"x-context-budget": "700"})
-    # The body is the format's own, which the document leaves to it.
+    # The document does not describe the body, which has the format of a provider.
     assert problems({"type": "object"}, trimmed.json["body"]) == []
     assert check(trimmed, "post", "/api/trim")["context"]["items"]
 
@@ -264,7 +264,7 @@ def test_models_health_and_metrics_are_as_described(alice: Web, admin: Web) -> N
     check(alice.get("/v1/models/gpt-4o"), "get", "/v1/models/{model}")
 
 
-def test_a_kept_result_is_a_text(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
+def test_stored_result_is_text(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     web = gateway_server(mock_server.url).web
     body = {"model": "mock-small", "messages": agent(2), "tools": TOOLS}
     shown = web.post(CHAT, body, {"x-session-id": "kept", "x-response-mode": "handle_only"})
@@ -310,13 +310,13 @@ PROXIED = [
 ]
 
 
-def test_every_format_that_is_understood_has_its_path() -> None:
+def test_every_supported_format_has_a_path() -> None:
     described = {path for path, item in DOCUMENT["paths"].items() if path.startswith("/v1/") and "post" in item}
     assert {path for path, _ in PROXIED} == described
 
 
 @pytest.mark.parametrize(("path", "body"), PROXIED)
-def test_the_headers_of_a_metered_answer_are_as_described(path: str, body: dict[str, Any], alice: Web) -> None:
+def test_headers_of_a_metered_response_are_as_described(path: str, body: dict[str, Any], alice: Web) -> None:
     known = answer_of("post", path, 200)["headers"]
     for prefix in ("", "/s/by-path"):
         reply = alice.post(f"{prefix}{path}", body)
@@ -344,7 +344,7 @@ def test_the_headers_of_a_metered_answer_are_as_described(path: str, body: dict[
         *((name, value) for name in ("x-parent-session-id", "x-session-agent") for value in ("a", "..", "a b", "")),
     ],
 )
-def test_what_a_header_may_say_is_described(name: str, value: str) -> None:
+def test_allowed_values_of_headers_are_described(name: str, value: str) -> None:
     schema = DOCUMENT["components"]["parameters"][name]["schema"]
     is_number = schema["type"] == "integer" and re.fullmatch(r"-?\d+", value)
     is_described = problems(schema, int(value) if is_number else value) == []
@@ -357,14 +357,14 @@ def test_what_a_header_may_say_is_described(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), PROXIED)
-def test_a_body_without_a_model_is_described_as_it_is_answered(path: str, body: dict[str, Any], alice: Web) -> None:
+def test_schema_of_a_body_without_a_model_matches_the_response(path: str, body: dict[str, Any], alice: Web) -> None:
     schema = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert Draft202012Validator(schema).is_valid(body)
     nameless = {**body, "model": ""}
     assert Draft202012Validator(schema).is_valid(nameless) == (alice.post(path, nameless).status == 200)
 
 
-def test_a_refused_call_is_answered_with_an_error_as_described(alice: Web) -> None:
+def test_error_of_a_refused_call_is_as_described(alice: Web) -> None:
     reply = alice.post(CHAT, {"model": "mock-small", "messages": HI}, {"x-context-budget": "none"})
     assert reply.status == 400
     assert problems({"$ref": "#/components/schemas/Error"}, reply.json) == []

@@ -55,8 +55,8 @@ def test_a_path_is_split(path: str, session: str | None, rest: str) -> None:
         "*",
     ],
 )
-def test_a_path_under_which_there_is_nothing(path: str) -> None:
-    with pytest.raises(NotFound, match=r"Calls go to /v1 .* the dashboard, where it is on, is /ui"):
+def test_unknown_path_is_not_found(path: str) -> None:
+    with pytest.raises(NotFound, match=r"Send calls to /v1 .* dashboard, if it is on, is at /ui"):
         split_path(path.encode())
 
 
@@ -84,7 +84,7 @@ def test_a_path_under_which_there_is_nothing(path: str) -> None:
         "/s/a/v1/../../api/sessions",
     ],
 )
-def test_a_path_that_leaves_its_folder_or_holds_control_characters(path: str) -> None:
+def test_path_with_dot_segments_or_control_characters_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest):
         split_path(path.encode())
 
@@ -105,8 +105,8 @@ def test_valid_escapes_stay_as_they_are(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/a%2f..", "/v1/a%2f%2e%2e", "/v1/a%2f.%2fb", "/v1//x", "/v1/a//b"])
-def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
-    """What a server that decodes before it resolves would take for another folder."""
+def test_path_that_a_provider_may_resolve_differently_is_refused(path: str) -> None:
+    """A server that decodes a path before it resolves it would read another folder."""
     try:
         rest = split_path(path.encode()).path
     except (InvalidRequest, NotFound):
@@ -115,7 +115,7 @@ def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
-def test_a_method_that_no_provider_is_asked_by(method: str) -> None:
+def test_trace_and_connect_are_not_forwarded(method: str) -> None:
     with pytest.raises(MethodNotAllowed):
         split_path(b"/v1/files", method)
 
@@ -131,7 +131,7 @@ def test_a_method_that_no_provider_is_asked_by(method: str) -> None:
         "/v1/responses%2f",
     ],
 )
-def test_what_may_ask_for_an_answer_hides_no_mark_of_a_path(method: str, path: str) -> None:
+def test_billed_path_may_not_contain_encoded_separators(method: str, path: str) -> None:
     with pytest.raises(InvalidRequest):
         split_path(path.encode(), method)
     for reading in ("GET", "DELETE"):
@@ -151,27 +151,25 @@ def test_what_may_ask_for_an_answer_hides_no_mark_of_a_path(method: str, path: s
         ("/s/a/openai/deployments/m/chat/completions", "a", "chat/completions", "m"),
     ],
 )
-def test_a_path_of_azures_clients_asks_for_the_same(
-    path: str, session: str | None, rest: str, deployment: str | None
-) -> None:
+def test_path_of_azure_clients_is_understood(path: str, session: str | None, rest: str, deployment: str | None) -> None:
     assert split_path(path.encode()) == (session, rest, True, deployment)
 
 
 @pytest.mark.parametrize(
     "path", ["/openai", "/openai/", "/openai/deployments/m", "/deployments/m/other", "/openai/v2/responses"]
 )
-def test_other_paths_of_azure_are_none(path: str) -> None:
+def test_other_paths_of_azure_are_not_found(path: str) -> None:
     with pytest.raises(NotFound):
         split_path(path.encode())
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a%2fb", "a b", "a;b", "a//b"])
-def test_a_deployment_hides_no_mark_of_a_path(name: str) -> None:
+def test_deployment_may_not_contain_encoded_separators(name: str) -> None:
     with pytest.raises(InvalidRequest):
         split_path(f"/openai/deployments/{name}/chat/completions".encode())
 
 
-def test_only_azures_version_is_left_out_of_a_query() -> None:
+def test_only_the_api_version_is_removed_from_a_query() -> None:
     query = b"a=1&api-version=2024-10-21&b=2"
     assert split_path(b"/openai/responses").query(query) == "a=1&b=2"
     assert split_path(b"/openai/responses").query(b"api-version=v1") == ""
@@ -188,7 +186,7 @@ def test_only_azures_version_is_left_out_of_a_query() -> None:
         (b"RIFF", b"RIFF"),
     ],
 )
-def test_a_body_names_the_deployment_of_its_path(body: bytes, sent: bytes) -> None:
+def test_deployment_of_the_path_becomes_the_model_of_the_body(body: bytes, sent: bytes) -> None:
     assert split_path(b"/openai/deployments/m/chat/completions").named_in(body) == sent
     assert split_path(b"/openai/v1/chat/completions").named_in(body) == body
 
@@ -196,14 +194,14 @@ def test_a_body_names_the_deployment_of_its_path(body: bytes, sent: bytes) -> No
 @pytest.mark.parametrize(
     "path", ["vector_stores", "chat/completions/id", "responses/id/cancel", "conversations", "files"]
 )
-def test_a_body_that_names_no_model_is_left_as_it_is(path: str) -> None:
+def test_body_of_a_path_without_a_model_is_unchanged(path: str) -> None:
     assert split_path(f"/openai/deployments/m/{path}".encode()).named_in(b'{"metadata": {}}') == b'{"metadata": {}}'
 
 
 @pytest.mark.parametrize(
     "path", ["responses/compact", "audio/speech", "images/generations", "moderations", "embeddings/"]
 )
-def test_every_body_that_names_a_model_names_the_deployment(path: str) -> None:
+def test_deployment_replaces_the_model_in_all_formats(path: str) -> None:
     assert split_path(f"/deployments/m/{path}".encode()).named_in(b'{"model":"x"}') == b'{"model":"m"}'
 
 
@@ -221,24 +219,24 @@ FILE = PART % (b"file", b"x") + b"--b--\r\n"
         (b"--b", b"--b"),
     ],
 )
-def test_a_form_names_the_deployment_of_its_path(form: bytes, sent: bytes) -> None:
+def test_deployment_becomes_the_model_of_a_form(form: bytes, sent: bytes) -> None:
     assert split_path(b"/openai/deployments/m/audio/transcriptions").named_in(form) == sent
 
 
-def test_a_body_that_cannot_be_read_names_no_deployment() -> None:
+def test_body_that_cannot_be_parsed_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         split_path(b"/openai/deployments/m/chat/completions").named_in(b'{"model": ')
 
 
 @pytest.mark.parametrize(("length", "is_known"), [(20, True), (2_000, False)])
-def test_a_path_that_comes_again_is_looked_at_once_unless_it_is_long(length: int, is_known: bool) -> None:
+def test_short_paths_are_cached(length: int, is_known: bool) -> None:
     path = b"/v1/models/" + b"a" * length
     first, again = split_path(path, "GET"), split_path(path, "GET")
     assert first == again == PathRequest(None, path.decode()[4:])
     assert (first is again) == is_known
 
 
-def test_a_path_is_refused_as_often_as_it_comes_and_by_its_method() -> None:
+def test_refused_path_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest):
             split_path(b"/v1/a%2fb", "POST")

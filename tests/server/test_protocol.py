@@ -1,4 +1,4 @@
-"""The bounds of one connection; what is refused for its head stands in tests/e2e/test_bad_input.py."""
+"""The limits of one connection. Refused heads are tested in tests/e2e/test_bad_input.py."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def hasty(mock_server: MockServer, mock: MockProvider, gateway_server: StartGate
 
 
 def head_of(size: int) -> bytes:
-    """A request whose head has so many bytes."""
+    """Return a request whose head has this many bytes."""
     bare = len(chat_bytes(PLAIN, b"x-pad: ")) - len(PLAIN)
     return chat_bytes(PLAIN, b"x-pad: " + b"a" * (size - bare))
 
 
-def test_the_limit_is_where_it_is_said_to_be(small: Web) -> None:
+def test_limit_of_the_head_is_exact(small: Web) -> None:
     assert talk(small.url, head_of(1900)).status == 200
     answer = talk(small.url, head_of(2200))
     assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
@@ -47,7 +47,7 @@ def test_the_limit_is_where_it_is_said_to_be(small: Web) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 5000])
-def test_the_limit_holds_however_the_head_is_cut(step: int, small: Web) -> None:
+def test_limit_applies_to_a_head_in_any_parts(step: int, small: Web) -> None:
     data = head_of(4000)
     with connect(small.url) as sock:
         try:
@@ -78,7 +78,7 @@ def test_a_large_body_does_not_count_as_head(small: Web) -> None:
 
 
 def chunked_bytes(*headers: bytes) -> bytes:
-    """A chat in one chunk, without what ends it."""
+    """Return a chat request in one chunk, without the last chunk."""
     head = chat_bytes(b"", b"transfer-encoding: chunked", *headers).replace(b"content-length: 0\r\n", b"")
     return head + b"%x\r\n%b\r\n" % (len(PLAIN), PLAIN)
 
@@ -91,7 +91,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_what_frames_a_body_is_bounded_like_a_head(what: str, small: Web) -> None:
+def test_framing_of_a_body_has_the_limit_of_a_head(what: str, small: Web) -> None:
     begin, piece = ENDLESS[what]
     with connect(small.url) as sock:
         sock.sendall(chunked_bytes() + begin)
@@ -101,7 +101,7 @@ def test_what_frames_a_body_is_bounded_like_a_head(what: str, small: Web) -> Non
             pytest.fail("it was read on and on")
 
 
-def test_who_sends_too_long_trailers_is_told(small: Web) -> None:
+def test_trailers_over_the_limit_are_an_error(small: Web) -> None:
     with connect(small.url) as sock:
         sock.sendall(chunked_bytes() + b"0\r\nx-t: ")
         left = 200
@@ -113,7 +113,7 @@ def test_who_sends_too_long_trailers_is_told(small: Web) -> None:
     assert b"server.max_header_kb" in answer
 
 
-def test_a_chunked_body_whose_chunks_are_announced_apart_is_none_of_it(small: Web) -> None:
+def test_chunk_sizes_in_separate_parts_do_not_count_as_framing(small: Web) -> None:
     body = b" " * 3000 + PLAIN
     head, _, _ = chunked_bytes().partition(b"\r\n\r\n")
     with connect(small.url) as sock:
@@ -126,7 +126,7 @@ def test_a_chunked_body_whose_chunks_are_announced_apart_is_none_of_it(small: We
         assert read_all(sock).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_trailer_is_not_taken_for_a_header(small: Web) -> None:
+def test_trailer_is_not_treated_as_a_header(small: Web) -> None:
     with connect(small.url) as sock:
         sock.sendall(chunked_bytes(b"x-session-id: named") + b"0\r\nx-session-id: other\r\nx-context-budget: -\r\n\r\n")
         answer = read_all(sock)
@@ -147,7 +147,7 @@ def test_a_client_of_http_1_0_gets_no_chunks(keep: bytes, small: Web) -> None:
     assert events.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_client_of_http_1_0_gets_a_whole_answer_as_it_is(small: Web) -> None:
+def test_client_of_http_1_0_gets_a_complete_response_with_its_length(small: Web) -> None:
     answer = talk(small.url, chat_bytes(PLAIN).replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert answer.status == 200
     assert answer.body.endswith(b"}")
@@ -163,7 +163,7 @@ def test_a_kept_connection_may_be_idle_for_longer_than_a_head_may_take(hasty: We
             assert read_until(sock, b'"usage"').startswith(b"HTTP/1.1 200")
 
 
-def test_two_gateways_in_one_process_keep_their_own_bounds(
+def test_two_gateways_in_one_process_have_their_own_limits(
     small: Web, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     large = gateway_server(mock_server.url).web
@@ -174,7 +174,7 @@ def test_two_gateways_in_one_process_keep_their_own_bounds(
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-def test_a_head_behind_another_request_is_bounded_too(small: Web) -> None:
+def test_head_after_another_request_has_the_limit_too(small: Web) -> None:
     with connect(small.url) as sock:
         sock.sendall(GET + b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-a: ")
         sent = 0
@@ -185,7 +185,7 @@ def test_a_head_behind_another_request_is_bounded_too(small: Web) -> None:
         assert sent < 16 << 20, "cut off soon after the limit of 2 KiB"
 
 
-def test_a_half_sent_head_behind_another_request_is_ended(hasty: Web) -> None:
+def test_incomplete_head_after_another_request_times_out(hasty: Web) -> None:
     with connect(hasty.url) as sock:
         sock.sendall(GET + b"GET /heal")
         assert b"header_timeout" in read_all(sock)
@@ -197,7 +197,7 @@ def test_requests_sent_at_once_are_answered_in_order(small: Web) -> None:
         assert read_all(sock).count(b"HTTP/1.1 200") == 4
 
 
-def test_who_leaves_with_several_requests_unanswered_is_no_bug(
+def test_client_that_leaves_with_several_running_requests_causes_no_bug(
     small: Web, mock: MockProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = chat_bytes(PLAIN, b"x-mock: delay=0.3").replace(b"connection: close\r\n", b"")
@@ -211,7 +211,7 @@ def test_who_leaves_with_several_requests_unanswered_is_no_bug(
 
 
 async def breaks_off(_scope: Any, _receive: Any, send: Any) -> None:
-    """Sends until its client takes no more, and gives up."""
+    """Send until the client reads no more, and then break off."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -219,7 +219,7 @@ async def breaks_off(_scope: Any, _receive: Any, send: Any) -> None:
                 await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
 
 
-def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() -> None:
+def test_closing_connection_ends_even_if_its_client_reads_nothing() -> None:
     asked = threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -234,6 +234,6 @@ def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() ->
         client.settimeout(LIMIT_S)
         client.connect((host, int(port)))
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        # Nothing is read here: that would let the rest go out.
+        # The client reads nothing here, because the remaining bytes would then be sent.
         assert asked.wait(LIMIT_S)
         until(lambda: not server._server.server_state.connections)

@@ -21,7 +21,7 @@ def config_of(file: Path, *, grace_s: float = 30) -> ServerConfig:
     return serving.make_config(app, max_head_bytes=65536, max_body=2**24, head_timeout_s=20, grace_s=grace_s)
 
 
-def test_uvicorn_speaks_with_our_protocol_and_trusts_no_forwarded_header(tmp_path: Path) -> None:
+def test_uvicorn_uses_the_gateways_protocol_and_trusts_no_forwarded_header(tmp_path: Path) -> None:
     made = config_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
     assert made.http is GatewayProtocol
     assert made.proxy_headers is False
@@ -31,7 +31,7 @@ def test_uvicorn_speaks_with_our_protocol_and_trusts_no_forwarded_header(tmp_pat
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(0, 1), (0.4, 1), (30, 30)])
-def test_a_running_call_always_gets_a_moment(grace: float, seconds: int, tmp_path: Path) -> None:
+def test_grace_period_is_at_least_one_second(grace: float, seconds: int, tmp_path: Path) -> None:
     made = config_of(write_config(tmp_path, "http://127.0.0.1:1", {}), grace_s=grace)
     assert made.timeout_graceful_shutdown == seconds
 
@@ -48,7 +48,7 @@ def test_a_port_in_use_is_an_oserror(host: str) -> None:
 
 @needs_linux
 @pytest.mark.parametrize(("write_timeout", "milliseconds"), [(60, 180_000), (240.5, 240_500)])
-def test_clients_are_asked_after_and_given_up(write_timeout: float, milliseconds: int) -> None:
+def test_listening_socket_detects_vanished_clients(write_timeout: float, milliseconds: int) -> None:
     with (
         serving.bind("127.0.0.1", 0, write_timeout_s=write_timeout) as listener,
         socket.create_connection(listener.getsockname()),
@@ -76,7 +76,7 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_signals_are_passed_on_though_a_worker_has_just_died(number: signal.Signals) -> None:
+def test_signals_are_forwarded_although_a_worker_has_just_died(number: signal.Signals) -> None:
     made = serving.make_config("no:app", max_head_bytes=65536, max_body=2**24, head_timeout_s=20, grace_s=1)
     with serving.bind("127.0.0.1", 0) as listener:
         supervisor = serving.Supervisor(made, [listener], lambda: None)
@@ -90,7 +90,7 @@ def test_signals_are_passed_on_though_a_worker_has_just_died(number: signal.Sign
         supervisor.handle_signals()
 
 
-def test_a_thread_serves_until_it_is_left(tmp_path: Path) -> None:
+def test_server_thread_serves_until_its_context_ends(tmp_path: Path) -> None:
     with serving.ServerThread(config_of(write_config(tmp_path, "http://127.0.0.1:1", {}))) as server:
         port = int(server.url.rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port)).close()
@@ -98,7 +98,7 @@ def test_a_thread_serves_until_it_is_left(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_a_thread_whose_application_cannot_start_says_so_and_holds_no_port(tmp_path: Path) -> None:
+def test_server_thread_that_cannot_start_raises_and_frees_its_port(tmp_path: Path) -> None:
     server = serving.ServerThread(config_of(tmp_path / "no.yaml"))
     with pytest.raises(RuntimeError, match="cannot start"), server:
         pass

@@ -104,7 +104,7 @@ def test_a_refused_call_has_a_record_too(web: Web, session: str) -> None:
     assert record["usage"] is None
 
 
-def test_a_session_whose_calls_were_all_refused_or_failed_is_shown_with_nothing_used(web: Web, session: str) -> None:
+def test_session_with_only_failed_calls_is_shown_without_usage(web: Web, session: str) -> None:
     headers = {"x-session-id": session}
     refused = web.post(CHAT, b"nonsense", headers)
     assert refused.totals == (0, 0, 0)
@@ -121,9 +121,7 @@ def test_a_session_whose_calls_were_all_refused_or_failed_is_shown_with_nothing_
     assert web.get(f"/api/sessions/{session}").status == 404
 
 
-def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_against_it(
-    web: Web, session: str
-) -> None:
+def test_parent_without_calls_is_shown_with_its_used_budget(web: Web, session: str) -> None:
     headers = {"x-session-id": f"{session}-child", "x-parent-session-id": session, "x-mock": "tokens=2/3"}
     assert web.post(CHAT, {"model": "mock-small", "messages": HI}, headers).status == 200
     shown = web.get(f"/api/sessions/{session}").json
@@ -133,9 +131,7 @@ def test_a_session_that_is_only_the_parent_of_others_is_shown_with_what_counts_a
     assert (calls.status, calls.json["calls"]) == (200, [])
 
 
-def test_a_child_whose_parent_is_exhausted_names_it_its_budget_and_what_the_client_received(
-    web: Web, session: str
-) -> None:
+def test_child_of_an_exhausted_parent_is_shown_with_parent_and_error(web: Web, session: str) -> None:
     child = {"x-session-id": f"{session}-child", "x-parent-session-id": session}
     web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 60}})
     web.send("PATCH", f"/api/sessions/{session}-child", {"budget": {"tokens": 1000}})
@@ -155,7 +151,7 @@ def test_a_child_whose_parent_is_exhausted_names_it_its_budget_and_what_the_clie
     assert web.get(f"/api/sessions/{session}").json["parent"] is None
 
 
-def test_a_budget_that_the_last_call_declared_is_shown_until_a_call_declares_none(web: Web, session: str) -> None:
+def test_declared_budget_is_shown_until_a_call_declares_none(web: Web, session: str) -> None:
     hi, name = {"model": "mock-small", "messages": HI}, {"x-session-id": session}
     refused = web.post(CHAT, hi, {**name, "x-session-budget-tokens": "3"})
     shown = web.get(f"/api/sessions/{session}").json
@@ -168,7 +164,7 @@ def test_a_budget_that_the_last_call_declared_is_shown_until_a_call_declares_non
     assert (shown["budget"], shown["declared_budget"]) == (None, None)
 
 
-def test_a_session_that_has_only_a_budget_is_shown_with_it(web: Web, session: str) -> None:
+def test_session_with_only_a_budget_is_shown(web: Web, session: str) -> None:
     assert web.get(f"/api/sessions/{session}").status == 404
     web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}})
     assert web.get(f"/api/sessions/{session}").json["budget"]["tokens"] == 9
@@ -192,19 +188,19 @@ def test_reset_sets_the_totals_to_zero_and_keeps_the_calls(web: Web, session: st
     assert web.chat(session, "tokens=3/4").totals == (3, 4, 7)
 
 
-def test_delete_forgets_the_session(web: Web, session: str) -> None:
+def test_delete_removes_the_session(web: Web, session: str) -> None:
     request_id = web.chat(session).header("x-gateway-request-id")
     assert web.send("DELETE", f"/api/sessions/{session}").json == {"id": session, "deleted": True}
     assert web.get(f"/api/sessions/{session}").status == 404
     gone = web.get(f"/api/calls/{request_id}")
-    assert (gone.status, gone.error["message"].partition(". ")[2][:28]) == (404, "It may not have ended yet, o")
+    assert (gone.status, gone.error["message"].partition(". ")[2][:28]) == (404, "The call may still be runnin")
     assert web.send("DELETE", f"/api/sessions/{session}").status == 404
     assert web.post(f"/api/sessions/{session}/reset").status == 404
     assert web.chat(session, "tokens=3/4").totals == (3, 4, 7)
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_a_session_that_was_only_the_parent_of_others_is_reset_and_deleted(web: Web, session: str, method: str) -> None:
+def test_parent_without_calls_is_reset_and_deleted(web: Web, session: str, method: str) -> None:
     path = f"/api/sessions/{session}" + ("/reset" if method == "POST" else "")
     call = {"model": "mock-small", "messages": HI}
     headers = {"x-session-id": f"{session}-child", "x-parent-session-id": session}
@@ -233,7 +229,7 @@ def edit(gateway: GatewayThread, **changes: object) -> None:
     gateway.file.write_text(json.dumps({**settings, **changes}))
 
 
-def test_a_reload_takes_effect_and_drops_no_running_stream(
+def test_reload_takes_effect_and_keeps_running_streams(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     stream = Held()
@@ -278,7 +274,7 @@ def test_a_reload_takes_effect_and_drops_no_running_stream(
         ),
     ],
 )
-def test_a_broken_file_changes_nothing_and_says_so(
+def test_reload_of_a_broken_file_changes_nothing_and_reports_it(
     text: str, named: str, own: GatewayThread, mock: MockProvider
 ) -> None:
     good = own.file.read_text()
@@ -295,7 +291,7 @@ def test_a_broken_file_changes_nothing_and_says_so(
     assert mock.billed().calls == 2
 
 
-def test_a_file_that_is_gone_changes_nothing(own: GatewayThread) -> None:
+def test_reload_of_a_missing_file_changes_nothing(own: GatewayThread) -> None:
     own.file.unlink()
     assert own.web.post("/api/reload").status == 400
     assert own.web.chat("s").status == 200

@@ -1,4 +1,4 @@
-"""What /api shows of sessions, their tools and costs, and of models, on a running gateway."""
+"""The JSON of sessions, tools, costs and models in /api, in a running gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import StartGateway
 from tests.support.web import CHAT, HI, Web
 
 
-def test_a_session_is_shown_with_all_it_holds(web: Web, session: str) -> None:
+def test_session_is_shown_with_all_fields(web: Web, session: str) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     web.chat(session, tools=[tool])
     web.chat(session)
@@ -73,7 +73,7 @@ def test_costs_are_shown_to_the_millionth(web: Web, session: str) -> None:
     assert web.get(f"/api/calls/{first.header('x-gateway-request-id')}").json["cost_usd"] == "0.001070"
 
 
-def test_a_cost_of_which_a_part_is_unknown_is_not_shown(web: Web, session: str) -> None:
+def test_cost_with_an_unknown_part_is_not_shown(web: Web, session: str) -> None:
     assert web.chat(session, model="priced").header("x-session-cumulative-cost-usd")
     assert web.chat(session, model="nobody-knows-this").header("x-session-cumulative-cost-usd") is None
     assert web.get(f"/api/sessions/{session}").json["cost_usd"] is None
@@ -97,9 +97,7 @@ def test_models_are_looked_up_by_a_part_of_their_name(
     ]
 
 
-def test_a_model_that_a_route_names_and_a_table_knows_is_listed_once(
-    gateway_server: StartGateway, mock_server: MockServer
-) -> None:
+def test_model_of_a_route_and_a_table_is_listed_once(gateway_server: StartGateway, mock_server: MockServer) -> None:
     row = {"match": "gpt-4o-mini", "provider": "openai", "window": 5000}
     gateway = gateway_server(mock_server.url, models=[row], built_in_providers=True)
     found = [
@@ -108,7 +106,7 @@ def test_a_model_that_a_route_names_and_a_table_knows_is_listed_once(
     assert [one["window"] for one in found] == [5000]
 
 
-def test_the_mode_of_a_session_follows_its_budget_only_where_tool_results_do(
+def test_response_mode_follows_the_budget_only_if_modes_are_on(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     for modes, mode in ((True, "table"), (False, "raw")):

@@ -1,4 +1,4 @@
-"""The bounds of WebSocket connections, on a bare socket: what no client library would do."""
+"""The limits of WebSocket connections, tested with plain sockets: client libraries would not exceed them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MIB = 2**20
 
 
 def frame(data: bytes, *, announced: int | None = None) -> bytes:
-    """A text message as a client masks it, or its beginning: with `announced` bytes to come."""
+    """Return a masked text message, or its start if `announced` names more bytes."""
     size = len(data) if announced is None else announced
     return struct.pack("!BBQ4s", 0x81, 0xFF, size, bytes(4)) + data
 
 
 class Application:
-    """Takes messages, and answers each with 12 MiB: more than the system takes on the way, however much it has."""
+    """An application that answers each message with 12 MiB, which is more than the buffers of the system."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -84,21 +84,21 @@ def opened(url: str, room: int = 4096) -> Iterator[socket.socket]:
         b"GET /s/a/v1/responses?x=1 HTTP/1.1\r\nhost: a\r\nConnection: keep-alive, Upgrade\r\nUPGRADE:WebSocket",
     ],
 )
-def test_a_handshake_is_one_however_it_is_written(head: bytes, url: str) -> None:
+def test_handshake_is_recognized_in_any_spelling(head: bytes, url: str) -> None:
     rest = b"\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     with connect(url) as sock:
         sock.sendall(head + rest)
         assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 101")
 
 
-def test_who_answers_no_ping_is_hung_up_on_with_all_that_is_left_to_send(url: str, application: Application) -> None:
+def test_client_that_answers_no_ping_is_disconnected(url: str, application: Application) -> None:
     with opened(url) as sock:
         sock.sendall(frame(b"hi"))
         until(lambda: len(application.heard) == 2, what="the application hears of the end")
         assert application.heard[-1]["type"] == "websocket.disconnect"
 
 
-def test_what_arrives_on_all_connections_is_bounded(url: str, options: ServerConfig, application: Application) -> None:
+def test_memory_of_incoming_messages_is_limited(url: str, options: ServerConfig, application: Application) -> None:
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(opened(url)) for _ in range(17)]
         for sock in socks:
@@ -108,7 +108,7 @@ def test_what_arrives_on_all_connections_is_bounded(url: str, options: ServerCon
     until(lambda: options.arriving.used == 0, what="all of it is given back")
 
 
-def test_a_message_that_has_arrived_counts_no_more(url: str, options: ServerConfig, application: Application) -> None:
+def test_complete_message_releases_its_memory(url: str, options: ServerConfig, application: Application) -> None:
     with opened(url) as sock:
         sock.sendall(frame(b"x" * 1000, announced=2000))
         until(lambda: options.arriving.used > 0)
@@ -130,7 +130,7 @@ def tiny(opcode: int, data: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("part", [b"", b"ab"])
-def test_a_message_of_many_frames_keeps_nobody_waiting_and_takes_what_was_sent_of_it(
+def test_message_of_many_frames_blocks_no_other_connection(
     part: bytes, patient_url: str, application: Application
 ) -> None:
     with opened(patient_url) as sock, opened(patient_url) as other:
@@ -144,14 +144,12 @@ def test_a_message_of_many_frames_keeps_nobody_waiting_and_takes_what_was_sent_o
         assert application.heard[1]["text"] == "x" + part.decode() * count + "y"
 
 
-def test_of_many_pings_the_last_is_answered_once_the_client_takes_something(
-    patient_url: str, application: Application
-) -> None:
-    # With less room the system sends it in bits, for more than a minute.
+def test_only_the_last_of_many_pings_is_answered(patient_url: str, application: Application) -> None:
+    # With a smaller buffer the system sends tiny parts, for more than a minute.
     with opened(patient_url, MIB // 4) as sock:
         sock.sendall(frame(b"hi"))
         until(lambda: application.heard)
-        time.sleep(0.2)  # what is sent fills the way to the client
+        time.sleep(0.2)  # the sent bytes fill all buffers
         sock.sendall(tiny(0x89, b"no") * 1000 + tiny(0x89, b"last"))
         found = read_until(sock, bytes([0x8A, 4]) + b"last")
     assert found.count(bytes([0x8A, 2]) + b"no") < 1000
@@ -165,18 +163,18 @@ def test_a_handshake_that_the_library_refuses_is_not_left_open(header: bytes, pa
     assert b" 101 " not in answer
 
 
-def test_a_message_that_was_taken_is_held_no_more(patient_url: str, application: Application) -> None:
+def test_handled_message_is_not_kept(patient_url: str, application: Application) -> None:
     with opened(patient_url) as sock:
         tracemalloc.start()
         try:
             sock.sendall(frame(b"x" * (MIB - 1)))
             until(lambda: application.heard)
-            # The text itself, and what is sent in return; the bytes that it was made of are gone.
+            # The text itself and the response remain. The received bytes are released.
             until(lambda: _traced(MIB - 1) <= 1, what="all but the text is given back")
         finally:
             tracemalloc.stop()
 
 
 def _traced(size: int) -> int:
-    """Blocks of about this size that are in use."""
+    """Return the number of used memory blocks of about this size."""
     return sum(size <= trace.size < size + 1000 for trace in tracemalloc.take_snapshot().traces)

@@ -1,4 +1,4 @@
-"""/v1/responses over a WebSocket: real clients, a real port, the built-in provider behind it."""
+"""/v1/responses over a WebSocket, with real clients, a real port and the built-in provider."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
-from gateway.server.socket_calls import headers_of_calls
+from gateway.server.socket_calls import call_headers
 from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
@@ -52,7 +52,7 @@ def event(socket: ClientConnection) -> Any:
 
 
 def answer(socket: ClientConnection) -> list[Any]:
-    """The events up to the last one of an answer."""
+    """Return all events of a response."""
     events = [event(socket)]
     while events[-1]["type"] not in LAST:
         events.append(event(socket))
@@ -73,9 +73,7 @@ def calls(web: Web, session: str) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # how the SDK calls its library
-def test_the_official_sdk_is_answered_and_what_it_used_is_counted(
-    gateway: GatewayThread, mock: MockProvider, session: str
-) -> None:
+def test_official_sdk_gets_responses_and_is_metered(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     client = openai.OpenAI(base_url=gateway.base_url, api_key="k", max_retries=0)
     with client, client.responses.connect(extra_headers={"x-session-id": session}) as connection:
         for text in ("one", "two"):
@@ -101,7 +99,7 @@ def test_the_official_sdk_is_answered_and_what_it_used_is_counted(
     assert gateway.web.get(f"/api/sessions/{session}").json["calls"] == 2
 
 
-def test_each_event_is_a_message_of_its_own_numbered_as_over_http(gateway: GatewayThread, session: str) -> None:
+def test_each_event_is_one_message_numbered_like_over_http(gateway: GatewayThread, session: str) -> None:
     with opened(gateway, session) as socket:
         ask(socket)
         events = answer(socket)
@@ -115,7 +113,7 @@ def test_the_path_may_name_the_session(gateway: GatewayThread, mock: MockProvide
     assert calls(gateway.web, session)
 
 
-def test_an_answer_that_nobody_stores_is_gone_on_from(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_unstored_response_can_be_continued(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ask(socket, "one", store=False)
         first = answer(socket)[-1]["response"]["id"]
@@ -127,7 +125,7 @@ def test_an_answer_that_nobody_stores_is_gone_on_from(gateway: GatewayThread, mo
         assert "previous_response_id" not in body
         texts = [item["content"] if isinstance(item["content"], str) else said_by(item) for item in body["input"]]
         assert texts == ["one", "You said: one", "two", "You said: two", "three"]
-        # Only the last answer of a lane is kept, as at OpenAI's.
+        # Only the last response of a lane is kept, like at OpenAI.
         ask(socket, "four", store=False, previous_response_id=first)
         answer(socket)
     assert sent(mock)["previous_response_id"] == first
@@ -137,9 +135,7 @@ def said_by(item: Any) -> str:
     return str(item["content"][0]["text"])
 
 
-def test_an_answer_that_is_stored_is_left_to_the_provider(
-    gateway: GatewayThread, mock: MockProvider, session: str
-) -> None:
+def test_stored_response_is_continued_by_the_provider(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ask(socket, "one")
         first = answer(socket)[-1]["response"]["id"]
@@ -158,7 +154,7 @@ def test_a_warm_up_costs_nothing(gateway: GatewayThread, mock: MockProvider, ses
     assert [item["content"] for item in sent(mock)["input"]] == ["one"]
 
 
-def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_long_conversation_is_trimmed_to_its_budget(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session, x_context_budget="2000") as socket:
         before = None
         for number in range(6):
@@ -172,7 +168,7 @@ def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: 
     assert billed.input_tokens <= 2_000
 
 
-def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_budget_applies_and_the_connection_stays_open(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session, x_session_budget_tokens="200") as socket:
         ask(socket, "word " * 200, stream_id="a")
         refused = answer(socket)[-1]
@@ -189,11 +185,11 @@ def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, moc
 
 @pytest.fixture
 def cancelling(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> GatewayThread:
-    """A gateway that ends the calls of clients that left, so that nothing goes on behind a test."""
+    """A gateway that cancels the calls of clients that left, so that no call outlives a test."""
     return gateway_server(mock_server.url, **{"sessions.on_disconnect": "cancel"})
 
 
-def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, mock: MockProvider) -> None:
+def test_lanes_run_in_parallel_and_keep_their_order(cancelling: GatewayThread, mock: MockProvider) -> None:
     mock.push(ENDLESS)
     with opened(cancelling, "a") as socket:
         ask(socket, "slow", stream_id="slow")
@@ -211,9 +207,7 @@ def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, 
         ]
 
 
-def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(
-    cancelling: GatewayThread, mock: MockProvider
-) -> None:
+def test_number_of_busy_streams_is_limited(cancelling: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(hang=True)
     with opened(cancelling, "a") as socket:
         for number in range(17):
@@ -226,7 +220,7 @@ def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(
         assert (refused["stream_id"], refused["error"]["code"]) == ("lane-0", "websocket_stream_limit_reached")
 
 
-def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_new_lane_replaces_an_idle_one(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ids = []
         for number in range(17):
@@ -240,7 +234,7 @@ def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mo
         assert sent(mock)["previous_response_id"] == ids[0]
 
 
-def test_lanes_of_which_nothing_is_remembered_make_room_too(
+def test_lanes_without_a_remembered_response_are_replaced_too(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with opened(gateway, session) as socket:
@@ -249,9 +243,7 @@ def test_lanes_of_which_nothing_is_remembered_make_room_too(
             assert answer(socket)[-1]["type"] == "response.completed"
 
 
-def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
-    gateway: GatewayThread, mock: MockProvider, session: str
-) -> None:
+def test_forked_lane_is_not_replaced_by_its_fork(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     with opened(gateway, session) as socket:
         ids = []
         for number in range(16):
@@ -265,7 +257,7 @@ def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
         assert sent(mock)["previous_response_id"] == ids[1]
 
 
-def test_what_connections_remember_takes_no_room_from_calls(
+def test_remembered_responses_take_no_memory_from_calls(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 1})
@@ -273,7 +265,7 @@ def test_what_connections_remember_takes_no_room_from_calls(
         for number in range(16):
             ask(socket, "x" * (2**20 - 300), generate=False, stream_id=f"lane-{number}")
             assert answer(socket)[-1]["type"] == "response.completed"
-        # What of it is left is less than one more of these.
+        # The remaining memory is less than one more of these takes.
         with opened(gateway, "b") as other:
             ask(other, "x" * 2**19, generate=False)
             assert answer(other)[-1]["type"] == "response.completed"
@@ -282,7 +274,7 @@ def test_what_connections_remember_takes_no_room_from_calls(
 
 
 @pytest.mark.parametrize("message", ["", "hello", "[]", '{"type":"foo"}', '{"type":"response.inject"}', b"\xff\xfe"])
-def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
+def test_invalid_message_is_refused_and_the_connection_stays_open(
     message: str | bytes, gateway: GatewayThread, session: str
 ) -> None:
     with opened(gateway, session) as socket:
@@ -297,7 +289,7 @@ def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
         assert answer(socket)[-1]["type"] == "response.completed"
 
 
-def test_what_the_provider_refuses_is_told_with_its_status_and_headers(
+def test_provider_error_is_sent_with_its_status_and_headers(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(status=429, retry_after="7")))
@@ -334,7 +326,7 @@ def test_a_client_that_leaves_is_charged_for_what_was_delivered(
     assert found["usage"]["output_tokens"] == mock.billed().output_tokens > 0
 
 
-def test_a_key_is_needed_where_one_is_configured(gateway_server: StartGateway, mock_server: MockServer) -> None:
+def test_client_key_is_required_if_one_is_configured(gateway_server: StartGateway, mock_server: MockServer) -> None:
     keys = [{"name": "team", "key": "sk-team-0123456789abcdef"}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
     with pytest.raises(InvalidStatus) as refused, opened(gateway, "a"):
@@ -346,7 +338,7 @@ def test_a_key_is_needed_where_one_is_configured(gateway_server: StartGateway, m
         assert answer(socket)[-1]["type"] == "response.completed"
 
 
-def test_as_many_may_be_open_as_calls(gateway_server: StartGateway, mock_server: MockServer) -> None:
+def test_number_of_open_websockets_is_limited(gateway_server: StartGateway, mock_server: MockServer) -> None:
     gateway = gateway_server(mock_server.url, **{"server.max_concurrency": 1})
     with opened(gateway, "a") as socket:
         with pytest.raises(InvalidStatus) as refused, opened(gateway, "b"):
@@ -370,20 +362,20 @@ def test_without_totals_in_streams_the_last_event_has_those_from_before_the_call
     assert second["x-session-usage-final"] == "false"
 
 
-def test_a_page_of_another_origin_opens_none(gateway: GatewayThread) -> None:
+def test_page_of_another_origin_cannot_open_a_websocket(gateway: GatewayThread) -> None:
     with pytest.raises(InvalidStatus) as refused, opened(gateway, "a", origin="https://elsewhere.example"):
         pass
     assert refused.value.response.status_code == 403
 
 
 @pytest.mark.parametrize("path", ["/v1/realtime?model=m", "/s/mine/v1/chat/completions", "/s/a%20b/v1/responses"])
-def test_other_paths_have_none(path: str, gateway: GatewayThread) -> None:
+def test_other_paths_have_no_websocket(path: str, gateway: GatewayThread) -> None:
     with pytest.raises(InvalidStatus) as refused, opened(gateway, None, path):
         pass
     assert refused.value.response.status_code == (400 if "%20" in path else 426)
 
 
-def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason(web: Web) -> None:
+def test_handshake_without_upgrade_is_refused_with_the_reason(web: Web) -> None:
     orphaned = "GET /v1/responses HTTP/1.1\r\nhost: a\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     refused = talk(web.url, orphaned.encode())
     assert refused.status == 426
@@ -391,7 +383,7 @@ def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/healthz"])
-def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mock: MockProvider) -> None:
+def test_handshake_after_a_request_does_not_lose_its_response(path: str, web: Web, mock: MockProvider) -> None:
     mock.push(Turn(behaviour=Behaviour(delay=0.2)))
     request = chat_bytes(b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}')
     handshake = (
@@ -404,7 +396,7 @@ def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mo
     assert first.startswith(b"HTTP/1.1 200")
 
 
-def test_only_what_a_call_needs_of_the_handshake_goes_on(
+def test_only_relevant_headers_of_the_handshake_are_forwarded(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     betas = "responses_websockets=2026-02-06,other=1"
@@ -418,9 +410,9 @@ def test_only_what_a_call_needs_of_the_handshake_goes_on(
     assert not {"upgrade", "sec-websocket-key", "idempotency-key"} & set(headers)
 
 
-def test_a_header_that_only_asks_for_a_websocket_does_not_go_on_and_an_empty_one_does() -> None:
+def test_websocket_versions_are_removed_from_openai_beta() -> None:
     beta = (b"openai-beta", b"responses_websockets=2026-02-06")
-    assert headers_of_calls([beta, (b"x-empty", b"")]) == [(b"x-empty", b"")]
+    assert call_headers([beta, (b"x-empty", b"")]) == [(b"x-empty", b"")]
 
 
 def test_a_message_that_is_too_large_closes_the_connection(
@@ -437,7 +429,7 @@ def test_a_message_that_is_too_large_closes_the_connection(
         assert answer(socket)[-1]["type"] == "response.completed"
 
 
-def test_a_stop_lets_answers_end_and_closes_connections(
+def test_stop_lets_responses_end_and_closes_connections(
     gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(chunks=10, interval=0.1)))
@@ -461,7 +453,7 @@ def test_a_stop_lets_answers_end_and_closes_connections(
     assert gateway.wait() == 0
 
 
-def test_a_stop_takes_no_calls_on_new_connections_either_where_others_are_open_as_websockets_only(
+def test_stop_refuses_new_connections_while_websockets_are_open(
     gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn(behaviour=Behaviour(chunks=20, interval=0.1)))
@@ -480,7 +472,7 @@ def test_a_stop_takes_no_calls_on_new_connections_either_where_others_are_open_a
     gateway.wait()
 
 
-def test_a_stop_without_patience_cuts_answers_and_charges_them(
+def test_stop_after_the_grace_period_cuts_and_charges_responses(
     gateway_process: StartProcess, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(ENDLESS)
@@ -499,14 +491,14 @@ def test_a_stop_without_patience_cuts_answers_and_charges_them(
 
 
 class FakeForwarder:
-    """Takes everybody in, and answers once it is released."""
+    """A forwarder that accepts every call, and responds when it is released."""
 
     def __init__(self, pad: int = 0) -> None:
         self.pad = "x" * pad
         self.pool = MemoryPool(1_000)
         self.released = asyncio.Event()
         self.refusal: GatewayError | None = None
-        #: what is answered in the place of a stream: status and body
+        #: status and body of responses without a stream
         self.whole: tuple[int, bytes] | None = None
 
     async def check_socket(self, scope: Any, others: int) -> None:
@@ -535,7 +527,7 @@ class FakeForwarder:
 
 
 class Talk:
-    """A connection without a port: what goes in, and what came out."""
+    """A connection without a port: its incoming and outgoing messages."""
 
     def __init__(self, forwarder: FakeForwarder, **options: Any) -> None:
         self.sent: list[Any] = []
@@ -584,7 +576,7 @@ class Talk:
         (404, b'{"error":{"code":"model_not_found"}}', "model_not_found"),
     ],
 )
-async def test_an_answer_that_comes_whole_is_one_message(status: int, body: bytes, told: str) -> None:
+async def test_response_without_a_stream_is_one_message(status: int, body: bytes, told: str) -> None:
     forwarder = FakeForwarder()
     forwarder.released.set()
     forwarder.whole = status, body
@@ -596,7 +588,7 @@ async def test_an_answer_that_comes_whole_is_one_message(status: int, body: byte
     await asyncio.wait_for(talk.task, LIMIT_S)
 
 
-async def test_a_handshake_that_is_refused_is_the_end() -> None:
+async def test_refused_handshake_ends_the_connection() -> None:
     forwarder = FakeForwarder()
     forwarder.refusal = Unauthenticated("The key was revoked.")
     talk = Talk(forwarder)
@@ -605,7 +597,7 @@ async def test_a_handshake_that_is_refused_is_the_end() -> None:
     assert [one["type"] for one in talk.sent] == ["websocket.http.response.start", "websocket.http.response.body"]
 
 
-async def test_calls_of_a_client_that_leaves_are_told_so_and_end_by_themselves() -> None:
+async def test_calls_are_notified_when_their_client_leaves() -> None:
     class Patient(FakeForwarder):
         left = 0
 
@@ -624,7 +616,7 @@ async def test_calls_of_a_client_that_leaves_are_told_so_and_end_by_themselves()
     assert forwarder.left == 2
 
 
-async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> None:
+async def test_connection_over_its_age_limit_closes_after_the_response() -> None:
     forwarder = FakeForwarder()
     talk = Talk(forwarder, most_age_s=0.01)
     talk.create(model="m")
@@ -639,7 +631,7 @@ async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> 
     assert talk.close_code == 1000
 
 
-async def test_what_waits_when_the_server_stops_is_refused() -> None:
+async def test_waiting_requests_are_refused_when_the_server_stops() -> None:
     forwarder = FakeForwarder()
     talk = Talk(forwarder)
     for _ in range(2):
@@ -652,7 +644,7 @@ async def test_what_waits_when_the_server_stops_is_refused() -> None:
     assert talk.close_code == 1012
 
 
-async def test_a_warm_up_is_for_those_who_may_call() -> None:
+async def test_warm_up_needs_access() -> None:
     forwarder = FakeForwarder()
     talk = Talk(forwarder)
     talk.create(model="m", generate=False)
@@ -685,7 +677,7 @@ async def test_an_idle_connection_closes_once_when_the_server_stops() -> None:
     assert [one["type"] for one in talk.sent] == ["websocket.accept", "websocket.close"]
 
 
-async def test_what_messages_and_answers_take_is_given_back() -> None:
+async def test_memory_of_messages_and_responses_is_released() -> None:
     forwarder = FakeForwarder()
     forwarder.released.set()
     talk = Talk(forwarder)
@@ -703,7 +695,7 @@ async def test_what_messages_and_answers_take_is_given_back() -> None:
     assert forwarder.pool.used == 0
 
 
-async def test_only_the_last_answer_of_a_lane_is_held_on_to() -> None:
+async def test_only_the_last_response_of_a_lane_is_kept() -> None:
     forwarder = FakeForwarder()
     forwarder.released.set()
     talk, taken = Talk(forwarder), list[int]()
@@ -717,7 +709,7 @@ async def test_only_the_last_answer_of_a_lane_is_held_on_to() -> None:
     await asyncio.wait_for(talk.task, LIMIT_S)
 
 
-async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
+async def test_memory_is_released_when_a_client_leaves() -> None:
     forwarder = FakeForwarder()
     talk = Talk(forwarder)
     for _ in range(3):
@@ -730,7 +722,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     assert forwarder.pool.used == 0
 
 
-async def test_many_messages_at_once_keep_nobody_waiting() -> None:
+async def test_many_messages_at_once_block_no_other_task() -> None:
     talk = Talk(FakeForwarder())
     for _ in range(1_000):
         talk.say("websocket.receive", text="{}")
@@ -743,10 +735,10 @@ async def test_many_messages_at_once_keep_nobody_waiting() -> None:
 
 
 class Message(dict[str, Any]):
-    """What `weakref` can point at."""
+    """A text that supports weak references."""
 
 
-async def test_an_idle_connection_holds_on_to_no_message() -> None:
+async def test_idle_connection_keeps_no_message() -> None:
     talk = Talk(FakeForwarder())
     message = Message(type="websocket.receive", text="{}")
     seen = weakref.ref(message)

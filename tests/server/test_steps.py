@@ -1,4 +1,4 @@
-"""/api: where sessions are in their steps, and setting it by hand, on a running gateway."""
+"""Show and set the steps of sessions with /api, in a running gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def patch(web: Web, session: str, **body: Any) -> Reply:
     return web.send("PATCH", f"/api/sessions/{session}", body)
 
 
-def test_a_session_shows_where_it_is(own: GatewayThread, session: str) -> None:
+def test_session_shows_its_steps(own: GatewayThread, session: str) -> None:
     own.web.chat(session, tools=tools("search", "write"))
     found = own.web.get(f"/api/sessions/{session}").json
     assert found["active_step"] == "start"
@@ -74,7 +74,7 @@ def test_a_step_is_set_and_its_sequence_begins(own: GatewayThread, session: str)
     assert (called.header("x-session-step"), called.header("x-session-sequence-index")) == ("review", "1")
 
 
-def test_a_place_in_the_sequence_of_a_step_is_set(own: GatewayThread, session: str) -> None:
+def test_index_in_the_sequence_of_a_step_is_set(own: GatewayThread, session: str) -> None:
     reply = patch(own.web, session, active_step="review", sequence_index=1, agent="writer")
     assert reply.status == 200
     writer = reply.json["steps"]["writer"]
@@ -84,11 +84,11 @@ def test_a_place_in_the_sequence_of_a_step_is_set(own: GatewayThread, session: s
         {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], "tools": tools("read", "comment")},
         {"x-session-id": session, "x-session-agent": "writer"},
     )
-    # With its last entry the step is done, and its conditions do not hold.
+    # After its last entry the step is complete, and its conditions no longer match.
     assert called.header("x-session-step") == "work"
 
 
-def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: str) -> None:
+def test_null_selects_the_step_by_conditions(own: GatewayThread, session: str) -> None:
     patch(own.web, session, active_step="review", agent="writer")
     reply = patch(own.web, session, active_step=None, agent="writer")
     assert (reply.status, reply.json["active_step"]) == (200, None)
@@ -113,15 +113,19 @@ def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: s
         ({"active_step": "start", "agent": {}}, "agent", "steps: default, writer."),
         ({"agent": "writer"}, None, "active_step"),
         ({"sequence_index": 1}, None, "active_step"),
-        ({"active_step": "start", "sequence_index": 2}, "sequence_index", ": 0 to 1, as it has 2."),
-        ({"active_step": "start", "sequence_index": -1}, "sequence_index", ": 0 to 1, as it has 2."),
-        ({"active_step": "start", "sequence_index": True}, "sequence_index", ": 0 to 1, as it has 2."),
-        ({"active_step": "start", "sequence_index": "1"}, "sequence_index", ": 0 to 1, as it has 2."),
-        ({"active_step": None, "sequence_index": 0}, "sequence_index", "none"),
-        ({"active_step": "work", "sequence_index": 0, "agent": "writer"}, "sequence_index", "none"),
+        ({"active_step": "start", "sequence_index": 2}, "sequence_index", "The sequence has 2, so send 0 to 1."),
+        ({"active_step": "start", "sequence_index": -1}, "sequence_index", "The sequence has 2, so send 0 to 1."),
+        ({"active_step": "start", "sequence_index": True}, "sequence_index", "The sequence has 2, so send 0 to 1."),
+        ({"active_step": "start", "sequence_index": "1"}, "sequence_index", "The sequence has 2, so send 0 to 1."),
+        ({"active_step": None, "sequence_index": 0}, "sequence_index", "The step has no sequence."),
+        (
+            {"active_step": "work", "sequence_index": 0, "agent": "writer"},
+            "sequence_index",
+            "The step has no sequence.",
+        ),
     ],
 )
-def test_what_cannot_be_set_is_a_clear_error(
+def test_invalid_steps_are_refused_with_a_clear_error(
     own: GatewayThread, session: str, body: Any, param: str | None, says: str
 ) -> None:
     reply = patch(own.web, session, **body)
@@ -149,7 +153,7 @@ def test_setting_a_step_needs_the_admin_key_and_other_keys_see_nothing_of_it(
     assert bob.get(f"/api/sessions/{session}").json["steps"]["default"]["sequence_index"] == 1
 
 
-def test_a_step_and_a_budget_are_changed_in_one_go_or_not_at_all(own: GatewayThread, session: str) -> None:
+def test_step_and_budget_are_changed_together_or_not_at_all(own: GatewayThread, session: str) -> None:
     reply = patch(own.web, session, active_step="start", budget={"tokens": 5000})
     assert (reply.status, reply.json["budget"]["tokens"], reply.json["active_step"]) == (200, 5000, "start")
     reply = patch(own.web, session, active_step="nothing", budget={"tokens": 1})
@@ -161,7 +165,7 @@ def test_a_step_and_a_budget_are_changed_in_one_go_or_not_at_all(own: GatewayThr
     assert own.web.get(f"/api/sessions/{session}").json["steps"]["default"]["is_set"]
 
 
-def test_deleting_a_session_forgets_its_steps(own: GatewayThread, session: str) -> None:
+def test_deleting_a_session_deletes_its_steps(own: GatewayThread, session: str) -> None:
     own.web.chat(session, tools=tools("search"))
     own.web.send("DELETE", f"/api/sessions/{session}")
     again = own.web.chat(session)

@@ -1,4 +1,4 @@
-"""Refusals that the store has no record of: in the log, the metrics and /api/health, and nowhere else."""
+"""Refusals without a record in the store appear only in the log, the metrics and /api/health."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def counted(gateway: GatewayThread, **labels: str) -> float:
     return read(text).value("gateway_refusals_total", **labels)
 
 
-def test_an_unknown_key_is_counted_and_named_by_a_short_hash_and_writes_nothing_to_the_store(
+def test_unknown_key_is_counted_with_a_short_hash_and_not_stored(
     guarded: GatewayThread,
 ) -> None:
     stranger, admin = with_key(guarded.url, WRONG), with_key(guarded.url, ADMIN)
@@ -71,7 +71,7 @@ def test_a_request_without_a_key_and_one_with_an_invalid_path_are_counted_too(gu
     assert found == {("invalid_request", None): 1, ("invalid_api_key", None): 1}
 
 
-def test_an_unknown_key_at_the_api_is_counted_and_a_page_without_one_is_not(guarded: GatewayThread) -> None:
+def test_unknown_key_at_the_api_is_counted_but_not_a_request_without_key(guarded: GatewayThread) -> None:
     assert guarded.web.get("/api/sessions").status == 401
     assert with_key(guarded.url, WRONG).get("/api/sessions").status == 401
     assert [(one["credential"], one["count"]) for one in refusals(guarded)] == [(HASH, 1)]
@@ -123,7 +123,7 @@ def test_the_log_has_a_line_for_the_first_ones_without_the_key(
     assert WRONG not in gateway.errors.read_text()
 
 
-def test_however_many_keys_are_tried_a_bounded_number_is_kept_those_that_came_last() -> None:
+def test_only_the_newest_refusals_are_kept() -> None:
     recorder = Seen()
     refused = UnrecordedRefusals([recorder], wall=lambda: 1_000.0)
     for number in range(3 * MOST_KEPT):
@@ -135,7 +135,7 @@ def test_however_many_keys_are_tried_a_bounded_number_is_kept_those_that_came_la
     assert len(recorder.refusals) == 3 * MOST_KEPT, "observers hear of each"
 
 
-def test_a_bug_is_no_refusal_and_a_failing_observer_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_is_not_a_refusal_and_failing_observers_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     refused = UnrecordedRefusals([Broken()], wall=lambda: 1_000.0)
     refused.note(InternalError("it failed"), [], "a", "chat", "chat")
     assert refused.newest() == []

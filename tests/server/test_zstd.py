@@ -1,4 +1,4 @@
-"""Unpacking zstd, under a limit."""
+"""Decompress zstd with a limit."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def compressed(data: bytes, level: int = 3) -> bytes:
 
 
 def packed_in_pieces(data: bytes) -> bytes:
-    """As a program packs what it does not have at hand yet: the frame says nothing of its size."""
+    """Compress as a stream: the frame does not contain its size."""
     packer = zstandard.ZstdCompressor(write_checksum=True).compressobj()
     return packer.compress(data[:100]) + packer.compress(data[100:]) + packer.flush()
 
 
 @pytest.mark.parametrize("data", [b"", b"x", TEXT], ids=["empty", "one byte", "text"])
-def test_a_packed_body_is_unpacked(data: bytes) -> None:
+def test_compressed_body_is_decompressed(data: bytes) -> None:
     assert unpack_zstd(compressed(data), 2**20) == data
     assert unpack_zstd(packed_in_pieces(data), 2**20) == data
 
 
-def test_a_body_of_several_frames_is_unpacked_whole() -> None:
+def test_body_of_several_frames_is_decompressed() -> None:
     frames = compressed(b"first ") + compressed(b"") + packed_in_pieces(b"second")
     assert unpack_zstd(frames, 100) == b"first second"
     with in_time():
         assert unpack_zstd(compressed(b"") * 100_000, 100) == b""
 
 
-def test_what_is_larger_than_the_limit_is_refused_and_what_is_as_large_is_not() -> None:
+def test_body_over_the_limit_is_refused_but_not_at_the_limit() -> None:
     assert unpack_zstd(compressed(TEXT), len(TEXT)) == TEXT
     with pytest.raises(TooLarge):
         unpack_zstd(compressed(TEXT), len(TEXT) - 1)
@@ -45,7 +45,7 @@ def test_what_is_larger_than_the_limit_is_refused_and_what_is_as_large_is_not() 
         unpack_zstd(compressed(TEXT[:-1]) + compressed(b"ab"), len(TEXT))
 
 
-def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
+def test_compression_bomb_is_stopped_at_the_limit() -> None:
     bomb = compressed(bytes(256 * 2**20), 19)
     tracemalloc.start()
     try:
@@ -57,7 +57,7 @@ def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
     assert peak < 20 * 2**20
 
 
-def test_a_frame_that_wants_more_memory_than_any_may_is_refused() -> None:
+def test_frame_with_a_too_large_window_is_refused() -> None:
     wide = zstandard.ZstdCompressionParameters(window_log=27)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     with pytest.raises(Corrupt):
@@ -79,6 +79,6 @@ def test_a_frame_that_wants_more_memory_than_any_may_is_refused() -> None:
     ],
     ids=["empty", "text", "noise", "cut by one", "cut early", "broken inside", "checksum", "second cut", "trailing"],
 )
-def test_a_body_that_is_not_what_it_says_is_corrupt(body: bytes) -> None:
+def test_invalid_zstd_is_corrupt(body: bytes) -> None:
     with pytest.raises(Corrupt):
         unpack_zstd(body, 2**20)

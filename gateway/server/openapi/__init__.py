@@ -20,35 +20,35 @@ from gateway.server.openapi.shapes import SCHEMAS, faults
 __all__ = ["OpenApi", "document", "faults"]
 
 _DESCRIPTION: Final = (
-    "A reverse proxy that meters, fits and bounds the sessions of long-running agents. Everything under `/v1` is "
-    "forwarded to a model provider, and so is the same under `/s/{session}/v1`; of these paths the document has those "
-    "that the gateway understands. The others are its own. They hold no prompt or answer text but for `/api/results`."
+    "A reverse proxy that counts, trims and limits the sessions of long-running agents. Everything under `/v1` and "
+    "`/s/{session}/v1` is forwarded to a model provider; this document lists the paths that the gateway understands. "
+    "All other paths are the gateway's own. Except for `/api/results`, they contain no text of prompts or responses."
 )
 _SECURITY: Final = {
     "clientKey": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A client key: sees its own sessions. Needed where client keys are configured.",
+        "description": "A client key: gives access to its own sessions. Required if client keys are configured.",
     },
     "clientKeyHeader": {
         "type": "apiKey",
         "in": "header",
         "name": "x-api-key",
-        "description": "The same in another header.",
+        "description": "A client key in another header.",
     },
     "adminKey": {
         "type": "http",
         "scheme": "bearer",
-        "description": "`auth.admin_key`: sees and changes all. Where none is set, requests from the gateway's own "
-        "machine have its rights.",
+        "description": "`auth.admin_key`: gives full access. If it is not set, requests from the gateway's own "
+        "machine have full access.",
     },
 }
-#: an hour: a new version of the gateway has another tag
+#: one hour; afterwards clients check the tag, which a new version of the gateway changes
 _CACHED: Final = {"cache-control": "public, max-age=3600"}
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole OpenAPI document."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -70,13 +70,13 @@ def document() -> dict[str, Any]:
 
 
 class OpenApi:
-    """The handler; the document is written once."""
+    """The handler of /openapi.json. The document is encoded once."""
 
     def __init__(self) -> None:
         self._document = StaticFile.of(msgspec.json.encode(document()), "application/json")
 
     def paths(self) -> list[Path]:
-        """The routes."""
+        """Return the routes."""
         return [Path("/openapi.json", self.describe, methods=["GET"])]
 
     async def describe(self, request: Request) -> Response:

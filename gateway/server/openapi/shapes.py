@@ -15,67 +15,67 @@ from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]
 
-#: those of `core.errors` and of what is defined beside them
-_CORE: Final = (GatewayError.__module__, overflow.__name__)
+#: modules that define the gateway's errors
+_ERROR_MODULES: Final = (GatewayError.__module__, overflow.__name__)
 
 
 def faults() -> tuple[type[GatewayError], ...]:
-    """Every error that is raised, in the order they are defined: without those that only groups are named after."""
-    return tuple(kind for kind in _kinds(GatewayError) if not kind.__name__.endswith("Fault"))
+    """Return every error class that can be raised, in the order of definition. Base classes end in `Fault`."""
+    return tuple(kind for kind in _subclasses(GatewayError) if not kind.__name__.endswith("Fault"))
 
 
-def _kinds(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+def _subclasses(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
     for inner in kind.__subclasses__():
-        # A library that is not on the way of a call has errors of its own.
-        if inner.__module__ in _CORE:
+        # Other modules may define errors that no client receives.
+        if inner.__module__ in _ERROR_MODULES:
             yield inner
-            yield from _kinds(inner)
+            yield from _subclasses(inner)
 
 
 def record(about: str, fields: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
-    """An object that always has these fields, but for the optional ones."""
+    """Return the schema of an object with these fields. All are required except the optional ones."""
     required = [name for name in fields if name not in optional]
     return {"type": "object", "description": about, "required": required, "properties": dict(fields)}
 
 
 def rows(of: Schema, about: str = "") -> Schema:
-    """An array."""
+    """Return the schema of an array."""
     return {"type": "array", "items": of, **_about(about)}
 
 
 def table(of: Schema, about: str = "") -> Schema:
-    """An object whose keys are names."""
+    """Return the schema of an object whose keys are names."""
     return {"type": "object", "additionalProperties": of, **_about(about)}
 
 
 def text(about: str = "", *, null: bool = False, one_of: Collection[str] = ()) -> Schema:
-    """A string. `one_of`: the values there are."""
+    """Return the schema of a string. `one_of`: all possible values."""
     values = {"enum": [*one_of, None] if null else list(one_of)} if one_of else {}
     return {"type": ["string", "null"] if null else "string", **values, **_about(about)}
 
 
 def whole(about: str = "", *, null: bool = False) -> Schema:
-    """A whole number, never negative."""
+    """Return the schema of a whole number that is never negative."""
     return {"type": ["integer", "null"] if null else "integer", "minimum": 0, **_about(about)}
 
 
 def number(about: str = "", *, null: bool = False) -> Schema:
-    """A number."""
+    """Return the schema of a number."""
     return {"type": ["number", "null"] if null else "number", **_about(about)}
 
 
 def flag(about: str = "", *, null: bool = False) -> Schema:
-    """True or false."""
+    """Return the schema of a boolean."""
     return {"type": ["boolean", "null"] if null else "boolean", **_about(about)}
 
 
 def named(name: str) -> Schema:
-    """One of `SCHEMAS`."""
+    """Return a reference to one of `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def maybe(schema: Schema) -> Schema:
-    """It, or null."""
+    """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -95,116 +95,119 @@ _USAGE_FIELDS: Final = {
     "reasoning_tokens": whole(),
 }
 _STEP_FIELDS: Final = {
-    "active_step": text("the step of the agent whose place changed last", null=True),
-    "steps": table(named("Place"), "the place of each agent in its steps, by the agent's name"),
+    "active_step": text("active step of the agent whose step state changed last", null=True),
+    "steps": table(named("Place"), "step state of each agent, by the agent's name"),
 }
 _BUDGET_FIELDS: Final = {
     "budget": maybe(named("Budget")),
-    "response_mode": text("how its tool results are shown", one_of=MODES),
+    "response_mode": text("how much of each tool result is sent to the model", one_of=MODES),
 }
 _SESSION_FIELDS: Final = {
-    "id": text("with the client key's name and a slash in front for whoever sees the sessions of all keys"),
+    "id": text("session id; with the admin key, `KEY/ID` for a session of a client key"),
     "created_at": _TIME,
     "last_call_at": _TIME,
-    "calls": whole("calls that were counted: those that the provider bills"),
-    "calls_under_way": whole("calls that hold a part of its budget now"),
+    "calls": whole("number of charged calls: those that the provider bills"),
+    "calls_under_way": whole("running calls that hold a part of the budget"),
     "cumulative_token_usage": named("Totals"),
-    "usage_source": text("on whose word these tokens are", one_of=get_args(UsageSource)),
+    "usage_source": text("source of these tokens", one_of=get_args(UsageSource)),
     "cost_usd": text(f"{_USD}; null once a call's price is unknown", null=True),
     "saved_by_trimming": record(
-        "what was not sent",
-        {"input_tokens": whole("by the gateway's estimate"), "calls": whole("calls that were trimmed")},
+        "input that was not sent",
+        {"input_tokens": whole("estimated by the gateway"), "calls": whole("trimmed calls")},
     ),
-    "used_with_children": record(
-        "what counts against its budget, with what sessions below it used", {"tokens": whole(), "calls": whole()}
-    ),
+    "used_with_children": record("used budget, including child sessions", {"tokens": whole(), "calls": whole()}),
     **_BUDGET_FIELDS,
-    "derived_id": flag("nothing named it: the id was derived from how the conversation begins"),
+    "derived_id": flag("true: no call named the session; the id was derived from the start of the conversation"),
 }
 _TOOLS_FIELDS: Final = {
-    "recent_tools": rows(text(), "tools of its last calls, in their order"),
+    "recent_tools": rows(text(), "names of the tools called last, in order"),
     "tools": table(
         record(
-            "what is counted of one tool",
+            "use of one tool",
             {
-                "calls": whole("calls of it that the session's answers asked for"),
-                "result_tokens": whole("tokens of its results"),
-                "results": whole("number of its results"),
+                "calls": whole("tool calls in the session's responses"),
+                "result_tokens": whole("tokens of the tool's results"),
+                "results": whole("number of the tool's results"),
             },
         ),
-        "by name; results are those in its context at its last call",
+        "by tool name; the results are those in the context of the session's last call",
     ),
 }
 _CALL_FIELDS: Final = {
-    "request_id": text("the caller's own, else the gateway's"),
-    "call_id": text("the gateway's, unique"),
-    "session": text("the session's id; null where it has none", null=True),
+    "request_id": text("the client's `x-request-id`, else the call id"),
+    "call_id": text("unique id made by the gateway"),
+    "session": text("session id; null for a call without a session", null=True),
     "started_at": _TIME,
-    "dialect": text("the format it was read in"),
+    "dialect": text("format of the request"),
     "operation": text(),
-    "provider": text("empty where none was chosen"),
+    "provider": text("empty if none was chosen"),
     "model": text(),
-    "response_model": text("the model that the answer names", null=True),
+    "response_model": text("model named in the response", null=True),
     "stream": flag(),
-    "status": whole("the HTTP status of the answer"),
-    "outcome": text("docs/guides/monitoring.md says what each means", one_of=OUTCOMES),
-    "error_code": text("of the gateway's own error", null=True),
+    "status": whole("HTTP status of the response"),
+    "outcome": text("explained in docs/guides/monitoring.md", one_of=OUTCOMES),
+    "error_code": text("code of the gateway's own error", null=True),
     "error": maybe(named("CallError")),
     "declared_budget": maybe(named("Limits")),
     "finish_reason": text(null=True),
-    "tools": rows(text(), "names of the tools that the answer asks for"),
+    "tools": rows(text(), "names of the tools that the response calls"),
     "response_mode": text(null=True, one_of=MODES),
     "active_step": text(null=True),
     "usage": maybe(named("Usage")),
-    "usage_source": text("on whose word the usage is", null=True, one_of=get_args(UsageSource)),
-    "cost_usd": text(f"{_USD}; null where the price is unknown", null=True),
-    "overhead_ms": number("milliseconds from when the request had been read until it was sent on"),
-    "first_byte_ms": number("the same until the head of the answer came; null where none did", null=True),
-    "duration_ms": number("the same until the call had ended"),
+    "usage_source": text("source of the usage", null=True, one_of=get_args(UsageSource)),
+    "cost_usd": text(f"{_USD}; null if the price is unknown", null=True),
+    "overhead_ms": number("milliseconds from the end of the received request until it was sent to the provider"),
+    "first_byte_ms": number(
+        "milliseconds from the end of the received request until the head of the response; null without a response",
+        null=True,
+    ),
+    "duration_ms": number("milliseconds from the end of the received request until the end of the call"),
     "request_bytes": whole(),
     "response_bytes": whole(),
-    "notes": table(text(), "what else is known, by name"),
+    "notes": table(text(), "further remarks, by name"),
     "unread_thinking": rows(
         record(
-            "thinking blocks of the request that were dropped without an error",
+            "thinking blocks of the request that the provider drops without an error",
             {
                 "blocks": whole(),
                 "reason": text(
-                    "`model`: the model does not read those of the one that made them; `provider`: they are bound to "
-                    "the account of the provider that made them",
+                    "`model`: the model cannot read thinking of the model that made it; `provider`: the blocks are "
+                    "bound to the account of the provider that made them",
                     one_of=get_args(Reason),
                 ),
-                "provider": text("that made them"),
-                "model": text("that made them"),
+                "provider": text("provider that made the blocks"),
+                "model": text("model that made the blocks"),
             },
         ),
-        "empty where all are read, as far as is known",
+        "empty if all blocks are read, as far as is known",
     ),
     "context": maybe(named("Context")),
 }
-_CONVERSATION: Final = "texts, calls and thinking, system texts too; no tool results, definitions of tools or images"
-_WEIGHT_FIELDS: Final = {
+_CONVERSATION: Final = (
+    "tokens of texts (system prompt included), tool calls and thinking; without tool results, tool definitions, images"
+)
+_COUNT_FIELDS: Final = {
     "conversation_tokens": whole(_CONVERSATION),
-    "budget": whole("input tokens that are allowed; null where nothing limits them", null=True),
+    "budget": whole("most input tokens; null without a limit", null=True),
     "items": rows(
-        record("one message", {"index": whole(), "role": text(), "tokens": whole()}), "with `items=1`: each message"
+        record("one message", {"index": whole(), "role": text(), "tokens": whole()}), "all messages, with `items=1`"
     ),
     "tools": named("ToolWeights"),
 }
-_SHOWN: Final = ("items", "tools")
+_OPTIONAL_DETAILS: Final = ("items", "tools")
 
 SCHEMAS: Final[Mapping[str, Schema]] = {
     "Error": record(
-        "an error of the gateway, in the form of OpenAI's API",
+        "an error of the gateway, in the format of OpenAI's API",
         {
             "error": record(
                 "what went wrong",
                 {
-                    "message": text("what, the number, the limit, the remedy"),
+                    "message": text("what happened, the number, the limit, the remedy"),
                     "type": text(),
-                    "param": text("the field or header it is about", null=True),
-                    "code": text("for programs", one_of=sorted({kind.code for kind in faults()})),
-                    "budget": table({}, "the arithmetic, with codes of budgets"),
+                    "param": text("the field or header with the error", null=True),
+                    "code": text("stable code for programs", one_of=sorted({kind.code for kind in faults()})),
+                    "budget": table({}, "for budget errors: account, limit, used, held and needed amounts"),
                 },
                 optional=("budget",),
             )
@@ -213,97 +216,101 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Usage": record("the tokens of one call", _USAGE_FIELDS),
     "Totals": record(
         "the tokens of a session",
-        {**_USAGE_FIELDS, "estimated_tokens": whole("the part of these that no provider reported")},
+        {**_USAGE_FIELDS, "estimated_tokens": whole("the part of the total that no provider reported")},
     ),
     "UsageHeader": record(
-        "tokens as they stand in headers",
+        "tokens in the format of response headers",
         {"promptTokens": whole(), "completionTokens": whole(), "totalTokens": whole()},
     ),
     "Limits": record(
-        "a budget that a call declares for its session, such as with `x-session-budget-tokens`; null: no limit",
+        "a budget that a call declares for its session, for example with `x-session-budget-tokens`; null: no limit",
         {"tokens": whole(null=True), "usd": text(_USD, null=True), "calls": whole(null=True)},
     ),
     "CallError": record(
         "the gateway's own error as the client received it",
         {
-            "message": text("cut to 1,000 characters"),
+            "message": text("shortened to 1,000 characters"),
             "budget": {
                 "type": ["object", "null"],
-                "description": "with codes of budgets, the arithmetic: whose account, its limit, what was needed",
+                "description": "for budget errors: the account, its limit, and used, held and needed amounts",
                 "additionalProperties": {"type": ["integer", "string", "null"]},
             },
         },
     ),
     "Budget": record(
-        "what a session may spend; limits that it does not have are null",
+        "the budget of a session; null for units without a limit",
         {
             "tokens": whole(null=True),
             "usd": text(null=True),
             "calls": whole(null=True),
-            "used": record("so far, with child sessions", {"tokens": whole(), "usd": text(), "calls": whole()}),
-            "held": whole("tokens that calls under way may still use"),
-            "remaining": whole("tokens that are left", null=True),
-            "used_fraction": number("used share of the limit that is used most; above 1 where it was overshot"),
-            "resets_in_s": whole("seconds until it refills; null where it does not", null=True),
+            "used": record(
+                "used so far, including child sessions", {"tokens": whole(), "usd": text(), "calls": whole()}
+            ),
+            "held": whole("tokens that running calls have reserved"),
+            "remaining": whole("remaining tokens", null=True),
+            "used_fraction": number("used share of the limit that is used most; above 1 if the limit was exceeded"),
+            "resets_in_s": whole("seconds until the budget refills; null if it does not refill", null=True),
         },
     ),
     "Place": record(
-        "where one agent of a session is in its steps",
+        "step state of one agent of a session",
         {
             "active_step": text(null=True),
             "description": text(null=True),
-            "sequence_index": whole("the place that is due, from 0 on", null=True),
-            "sequence": rows(rows(text()), "tools, place by place; of a place any one"),
-            "due": {"type": ["array", "null"], "items": text(), "description": "of these tools one is due"},
-            "is_set": flag("the step was set by hand"),
-            "recent_tools": rows(text(), "names of the tools used last, in their order"),
+            "sequence_index": whole("index of the entry that is due, from 0", null=True),
+            "sequence": rows(rows(text()), "entries of the sequence; any tool of an entry fulfils it"),
+            "due": {"type": ["array", "null"], "items": text(), "description": "tools of which one is due"},
+            "is_set": flag("true: the step was set with the API"),
+            "recent_tools": rows(text(), "names of the tools called last, in order"),
         },
     ),
     "Session": record("a session and its totals", _SESSION_FIELDS),
     "SessionDetails": record(
-        "a session, its tools and its steps; where none of its calls was charged, its totals are zero",
+        "a session, its tools and its steps; the totals are zero if none of its calls was charged",
         {
             **_SESSION_FIELDS,
-            "created_at": {**_MAYBE_TIME, "description": "null where it made no call itself"},
-            "last_call_at": {**_MAYBE_TIME, "description": "null where there is no record of a call"},
+            "created_at": {**_MAYBE_TIME, "description": "null if the session has no call of its own"},
+            "last_call_at": {**_MAYBE_TIME, "description": "null without a call record"},
             "declared_budget": maybe(named("Limits")),
-            "parent": text("the session that this one works for, if any", null=True),
+            "parent": text("id of the parent session, if any", null=True),
             "parents": rows(
-                record("a session above this one", {"id": text(), "budget": maybe(named("Budget"))}),
-                "whose budgets its calls use too, from the nearest up",
+                record("a parent session", {"id": text(), "budget": maybe(named("Budget"))}),
+                "all parent sessions, the nearest first; calls are charged to their budgets too",
             ),
             **_TOOLS_FIELDS,
             **_STEP_FIELDS,
         },
     ),
     "ChangedSession": record(
-        "a session as it is after a change; where no call of it was counted, only `id`, `budget`, `response_mode`, "
-        "`active_step` and `steps`",
+        "a session after a change; without a charged call only `id`, `budget`, `response_mode`, `active_step` and "
+        "`steps`",
         {**_SESSION_FIELDS, **_STEP_FIELDS},
         optional=[name for name in _SESSION_FIELDS if name not in ("id", *_BUDGET_FIELDS)],
     ),
     "SessionPage": record(
-        "some sessions",
-        {"sessions": rows(named("Session")), "cursor": text("for the next page; null on the last", null=True)},
+        "a page of sessions",
+        {"sessions": rows(named("Session")), "cursor": text("cursor of the next page; null on the last", null=True)},
     ),
-    "ToolWeights": table(record("one tool", {"results": whole(), "result_tokens": whole()}), "results, by tool"),
+    "ToolWeights": table(
+        record("one tool", {"results": whole(), "result_tokens": whole()}), "tool results, by tool name"
+    ),
     "Context": record(
-        "what one call weighed and what was left out of it",
+        "token counts of one call, and what was trimmed",
         {
             "tokens": whole("input tokens that the provider is expected to report for what was sent"),
-            "original_tokens": whole("the same for what came"),
-            "kept_tokens": whole("the part of both that is not sent: an earlier answer, which the provider keeps"),
-            "source": text("how good these numbers are", one_of=get_args(Source)),
-            "budget": whole("input tokens that were allowed", null=True),
-            "remaining": whole("what is left of them beside what was sent and its margin", null=True),
-            "conversation_tokens": whole(f"of what was sent, {_CONVERSATION}"),
+            "original_tokens": whole("the same for what the client sent"),
+            "kept_tokens": whole("the part of both that the provider keeps itself: an earlier response"),
+            "source": text("accuracy of these numbers", one_of=get_args(Source)),
+            "budget": whole("most input tokens of this call; null without a limit", null=True),
+            "remaining": whole("remaining input tokens after this request and its margin", null=True),
+            "conversation_tokens": whole(f"in what was sent: {_CONVERSATION}"),
             "tool_tokens": whole("tokens of the tool results in what was sent"),
             "tools": named("ToolWeights"),
-            "trimmed": table(whole(), "messages (of Responses: items) by what was done with them, as in `items`"),
+            "trimmed": table(whole(), "number of messages (in Responses: items) by what was done with them"),
             "thinking": maybe(named("Thinking")),
-            "shadow": flag("it was only decided; what was sent is what came"),
-            "items": rows(named("Fate"), "with `explain=1`: each message that came; empty where nothing was changed"),
-            "note": text("where a summary would be asked for first: what is told is what would be sent without it"),
+            "shadow": flag("true: trimming was only decided, and the request was sent unchanged"),
+            "items": rows(named("Fate"), "all received messages, with `explain=1`; empty if nothing was changed"),
+            "note": text("present if a summary would be requested first: the numbers are those without the summary"),
         },
         optional=("items", "note"),
     ),
@@ -313,120 +320,123 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "received": whole("blocks that the client sent"),
             "sent": whole("blocks that were sent to the provider"),
             "reason": text(
-                "why others were removed on this call; `earlier`: all of them were removed on earlier calls",
+                "why the other blocks were removed on this call; `earlier`: all were removed on earlier calls",
                 null=True,
                 one_of=THINKING_REASONS,
             ),
         },
     ),
     "Fate": record(
-        "what became of one message",
+        "what was done with one message",
         {"index": whole(), "role": text(), "tokens": whole(), "sent_tokens": whole(), "rule": text()},
     ),
-    "Call": record("one call; no prompt or answer text", _CALL_FIELDS),
+    "Call": record("one call, without text of prompts and responses", _CALL_FIELDS),
     "CallPage": record(
-        "some calls, newest first",
-        {"calls": rows(named("Call")), "cursor": text("for the next page", null=True)},
+        "a page of calls, newest first",
+        {"calls": rows(named("Call")), "cursor": text("cursor of the next page", null=True)},
         optional=("cursor",),
     ),
     "CallEvent": record(
-        "the data of an event `call`: a call that was settled",
+        "the data of an event `call`: a settled call",
         {**_CALL_FIELDS, "totals": maybe(named("Totals"))},
     ),
     "MissedEvent": record(
-        "the data of an event `missed`: events that were dropped", {"count": whole("null: nobody knows", null=True)}
+        "the data of an event `missed`: events that were dropped",
+        {"count": whole("number of dropped events; null: unknown", null=True)},
     ),
     "Model": record(
-        "what is known of a model; null where nobody says",
+        "limits and prices of a model; null if unknown",
         {
-            "model": text("the name to ask for"),
+            "model": text("model name in a request"),
             "provider": text(),
-            "name": text("its name at the provider"),
+            "name": text("model name at the provider"),
             "window": whole("context window in tokens", null=True),
-            "input": whole("most input tokens of a call, where those are limited for themselves", null=True),
-            "output": whole("most tokens of an answer", null=True),
+            "input": whole("most input tokens of a call, if input has its own limit", null=True),
+            "output": whole("most output tokens of a call", null=True),
             "tokenizer": text(null=True),
             "price": {
                 "type": ["object", "null"],
-                "description": "in US dollars for a million tokens; `search` for each web search",
+                "description": "in US dollars per million tokens; `search`: per web search",
                 "additionalProperties": text(null=True),
             },
-            "reasoning": flag("it may think before it answers", null=True),
-            "sources": table(text(), "where each of these was read"),
+            "reasoning": flag("whether the model can reason before it responds", null=True),
+            "sources": table(text(), "source of each of these fields"),
         },
     ),
-    "Models": record("some models", {"models": rows(named("Model"))}),
+    "Models": record("a list of models", {"models": rows(named("Model"))}),
     "Count": record(
-        "what a request body weighs",
+        "token counts of a request body",
         {
             "model": text(),
             "provider": text(),
-            "wire": text("its format"),
+            "wire": text("format of the body"),
             "tokens": whole("input tokens that the provider is expected to report"),
-            "kept_tokens": whole("the part of them that is not sent: an earlier answer, which the provider keeps"),
-            "margin": whole("tokens to keep free beside them, as they are an estimate"),
-            "source": text("how good the number is", one_of=get_args(Source)),
-            "counter": text("the tokenizer"),
-            "family": text("the model family whose numbers were used"),
+            "kept_tokens": whole("the part of `tokens` that the provider keeps itself: an earlier response"),
+            "margin": whole("further tokens to keep free, because the count is an estimate"),
+            "source": text("accuracy of the count", one_of=get_args(Source)),
+            "counter": text("tokenizer that was used"),
+            "family": text("model family whose corrections were used"),
             "tool_tokens": whole("tokens of tool results"),
             "tool_results": whole("number of different tool results"),
-            "definition_tokens": whole("tokens of the definitions of tools"),
-            **_WEIGHT_FIELDS,
+            "definition_tokens": whole("tokens of tool definitions"),
+            **_COUNT_FIELDS,
         },
-        optional=_SHOWN,
+        optional=_OPTIONAL_DETAILS,
     ),
     "ContextNumbers": record(
-        "the numbers an agent hands on to its tools",
+        "the context numbers that an agent passes to its tools",
         {
             "accumulated_tool_tokens": whole("tokens of tool results"),
-            "remaining": whole("input tokens that the budget leaves", null=True),
-            **_WEIGHT_FIELDS,
+            "remaining": whole("remaining input tokens of the budget", null=True),
+            **_COUNT_FIELDS,
         },
-        optional=_SHOWN,
+        optional=_OPTIONAL_DETAILS,
     ),
     "Trimmed": record(
-        "a request body as it would be forwarded, and why",
-        {"body": {"type": "object", "description": "in the format it came in"}, "context": named("Context")},
+        "a trimmed request body, and what was done",
+        {"body": {"type": "object", "description": "in the format of the request"}, "context": named("Context")},
     ),
     "Health": record(
-        "how one worker does",
+        "the state of one worker",
         {
             "status": text(one_of=("ready", "not ready")),
             "version": text(),
             "worker": record(
-                "the worker that answers",
+                "the worker that sends this response",
                 {
                     "pid": whole(),
-                    "workers": whole("processes that were started side by side"),
+                    "workers": whole("number of worker processes"),
                     "started_at": _TIME,
-                    "calls": whole("calls under way"),
-                    "holds": whole("holds that it keeps alive"),
+                    "calls": whole("running calls"),
+                    "holds": whole("holds whose leases this worker renews"),
                 },
             ),
             "store": record(
-                "its store",
+                "the store of the worker",
                 {
-                    "url": text("without a password"),
+                    "url": text("without the password"),
                     "reachable": flag(),
-                    "problem": text("why it cannot be used", null=True),
-                    "away": flag("it could not be used when it was used last"),
-                    "waiting": whole("settled calls that wait for it"),
-                    "on_failure": text("what becomes of new calls meanwhile"),
+                    "problem": text("why the store cannot be used", null=True),
+                    "away": flag("true: the store was unavailable when it was used last"),
+                    "waiting": whole("settled calls that wait for the store"),
+                    "on_failure": text("what happens to new calls while the store is unavailable"),
                 },
             ),
             "default_provider": text(null=True),
             "providers": rows(
                 record(
-                    "a provider as this worker saw it",
+                    "a provider, from the view of this worker",
                     {
                         "name": text(),
                         "adapter": text(),
                         "state": text(
-                            "`not_called`: not by this worker yet; `no_key`: nor has the gateway a key for it",
+                            "`ok`: its last call succeeded; `failing`: its last calls failed; `left_alone`: circuit "
+                            "open, no calls are sent; `not_called`: this worker has not called it yet; `no_key`: not "
+                            "called yet, and the gateway has no key for it",
                             one_of=("ok", "failing", "left_alone", "not_called", "no_key"),
                         ),
-                        "failures": whole("failures in a row"),
-                        "asked_in_s": number("where it is left alone: seconds until it is asked again", null=True),
+                        "failures": whole("consecutive failures"),
+                        "asked_in_s": number("circuit open: seconds until the provider is tried again", null=True),
                     },
                 )
             ),
@@ -436,37 +446,37 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     {
                         "code": text(),
                         "status": whole(),
-                        "credential": text("the beginning of the SHA-256 of the unknown key", null=True),
-                        "message": text("that the client received last"),
+                        "credential": text("first digits of the SHA-256 of the unknown key", null=True),
+                        "message": text("the last message that a client received"),
                         "count": whole(),
                         "first_at": _TIME,
                         "last_at": _TIME,
                     },
                 ),
-                "refusals by this worker that have no record in the store, the newest first, at most 50",
+                "refusals by this worker without a call record, newest first, at most 50",
             ),
         },
     ),
-    "Alive": record("the process answers", {"status": text(one_of=("alive",))}),
+    "Alive": record("the process is running", {"status": text(one_of=("alive",))}),
     "Ready": record(
-        "whether the store can be written, and calls are taken",
-        {"status": text(one_of=("ready", "not ready", "stopping")), "store": text("why it cannot")},
+        "whether the store is writable and calls are accepted",
+        {"status": text(one_of=("ready", "not ready", "stopping")), "store": text("why the store cannot be used")},
         optional=("store",),
     ),
     "Deleted": record("what was deleted", {"id": text(), "deleted": {"const": True}}),
     "Reloaded": record(
         "the configuration was read again",
-        {"reloaded": {"const": True}, "needs_restart": rows(text(), "keys that were changed and need a restart")},
+        {"reloaded": {"const": True}, "needs_restart": rows(text(), "changed keys that need a restart")},
         optional=("needs_restart",),
     ),
     "Change": {
         "type": "object",
-        "description": "what is to be changed of a session; at least a budget or a step",
+        "description": "changes of a session: its budget, its step, or both",
         "minProperties": 1,
         "additionalProperties": False,
         "properties": {
             "budget": {
-                "description": "limits to set; null lifts one. `default`: all as they are configured",
+                "description": "limits to set; null removes a limit. `default`: restore the configured limits",
                 "anyOf": [
                     {"const": "default"},
                     {
@@ -481,18 +491,18 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     },
                 ],
             },
-            "active_step": text("null: the one that the conditions say", null=True),
-            "sequence_index": whole("entries of the step's sequence that are done; without it none"),
-            "agent": text("whose step; without it the default agent's"),
+            "active_step": text("name of the step; null: the step that the conditions select", null=True),
+            "sequence_index": whole("number of completed entries of the step's sequence; default 0"),
+            "agent": text("name of the agent; default: the default agent"),
         },
     },
     "ForeignModel": {
-        **record("a model, with what its provider writes of it", {"id": text("the name to ask for")}),
+        **record("a model, with further fields of its provider", {"id": text("model name in a request")}),
         "additionalProperties": True,
     },
     "ModelList": {
         **record(
-            "models in the form of OpenAI's API, or with `anthropic-version` in that of Anthropic's",
+            "models in the format of OpenAI's API, or with `anthropic-version` in that of Anthropic's API",
             {"data": rows(named("ForeignModel"))},
         ),
         "additionalProperties": True,

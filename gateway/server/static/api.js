@@ -1,20 +1,20 @@
 /**
- * The gateway's HTTP API. The key, where one is needed, is kept for this tab only and goes in a header.
+ * Call the gateway's HTTP API. A key, if needed, is kept for this tab only and is sent in a header.
  * @module
  */
 
 /** @typedef {import("./types.js").Call} Call */
 /** @typedef {import("./types.js").Session} Session */
-/** @typedef {RequestInit & {quiet?: boolean}} Options `quiet`: nobody waits for it, so no key is asked for */
+/** @typedef {RequestInit & {quiet?: boolean}} Options `quiet`: a background request; do not ask the user for a key */
 
 const KEY = "gateway.key";
-/** The folder that /ui stands in, so that a proxy may put another in front. */
+/** The folder that contains /ui. A proxy may add a path prefix. */
 const ROOT = new URL("../../", import.meta.url);
 
-/** What the API refused, or could not do. */
+/** An error of the API. */
 export class ApiError extends Error {
   /**
-   * @param {number} status 0: nothing answered
+   * @param {number} status 0: no response
    * @param {string} code
    * @param {string} message
    */
@@ -25,7 +25,7 @@ export class ApiError extends Error {
   }
 }
 
-/** @type {(reason: string) => Promise<string | null>} asks a person for the key; null: they have none */
+/** @type {(reason: string) => Promise<string | null>} asks the user for the key; null: cancelled */
 let ask = async () => null;
 /** @type {Promise<string | null> | null} */
 let asking = null;
@@ -45,9 +45,9 @@ export function forgetKey() {
 }
 
 /**
- * Ask for a key, once however many requests need it.
+ * Ask the user for a key. Requests that need one at the same time share one question.
  * @param {string} reason
- * @returns {Promise<boolean>} whether there is a new one
+ * @returns {Promise<boolean>} whether the user entered a key
  */
 export async function enterKey(reason) {
   asking ??= ask(reason);
@@ -60,7 +60,7 @@ export async function enterKey(reason) {
 }
 
 /**
- * A request as it is, with the key.
+ * Send a request with the key and return the response.
  * @param {string} path below the root, such as `api/sessions`
  * @param {RequestInit} [options]
  * @returns {Promise<Response>}
@@ -73,25 +73,25 @@ export async function request(path, options = {}) {
     return await fetch(new URL(path, ROOT), { ...options, headers, cache: "no-store", credentials: "omit" });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new ApiError(0, "offline", "The gateway does not answer. Check that it is running; this page tries again.");
+    throw new ApiError(0, "offline", "The gateway does not respond. Check that it is running; this page tries again.");
   }
 }
 
 /**
  * @param {string} path
  * @param {Options} [options]
- * @returns {Promise<any>} the JSON of the answer
+ * @returns {Promise<any>} the JSON of the response
  */
 export async function api(path, options = {}) {
   for (;;) {
     const used = sessionStorage.getItem(KEY);
-    const answer = await request(path, options);
-    if (answer.ok) return answer.json();
-    const fault = await faultOf(answer);
-    if (answer.status !== 401) throw fault;
-    // Another request may have asked meanwhile.
+    const response = await request(path, options);
+    if (response.ok) return response.json();
+    const fault = await faultOf(response);
+    if (response.status !== 401) throw fault;
+    // Another request may have asked for a key in the meantime.
     const isNew = sessionStorage.getItem(KEY) !== used;
-    const reason = used ? "This key is not known. Enter another one." : "";
+    const reason = used ? "This key is not known. Enter another key." : "";
     if (isNew || (!options.quiet && (await enterKey(reason)))) continue;
     document.dispatchEvent(new Event("gateway:locked"));
     throw fault;
@@ -110,20 +110,20 @@ export function send(method, path, body) {
 }
 
 /**
- * @param {Response} answer
+ * @param {Response} response
  * @returns {Promise<ApiError>}
  */
-async function faultOf(answer) {
+async function faultOf(response) {
   try {
-    const { error } = await answer.json();
-    return new ApiError(answer.status, error.code, error.message);
+    const { error } = await response.json();
+    return new ApiError(response.status, error.code, error.message);
   } catch {
-    return new ApiError(answer.status, "unknown", `The gateway answered ${answer.status} without saying why.`);
+    return new ApiError(response.status, "unknown", `The gateway returned ${response.status} without a reason.`);
   }
 }
 
 /**
- * The address of a session, below the root. Its id may hold one slash, behind the name of its client key.
+ * Return the path of a session below the root. Its id may contain one slash, after the name of its client key.
  * @param {string} id
  */
 export function sessionPath(id) {

@@ -1,5 +1,5 @@
 /**
- * The shell: which view is shown, the state of the feed, the colours, the key.
+ * The frame of the page: the current view, the state of the feed, the colours, the key.
  * @module
  */
 import { ApiError, askWith, enterKey, forgetKey, hasKey } from "./api.js";
@@ -11,7 +11,7 @@ import { here } from "./router.js";
 
 /** @typedef {import("./types.js").View} View */
 
-/** @type {Record<string, (id: string, params: URLSearchParams) => Promise<View>>} each is loaded when it is first shown */
+/** @type {Record<string, (id: string, params: URLSearchParams) => Promise<View>>} each is loaded when it is shown for the first time */
 const VIEWS = {
   live: async () => (await import("./views/live.js")).live(),
   sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
@@ -20,13 +20,13 @@ const VIEWS = {
   models: async (_, params) => (await import("./views/models.js")).models(params),
   health: async () => (await import("./views/health.js")).health(),
 };
-/** Which entry of the navigation a view belongs to, where it has none. */
+/** The navigation entry of each view that has no entry of its own. */
 const PARENTS = /** @type {Record<string, string>} */ ({ session: "sessions", call: "sessions" });
 const STATES = {
-  connecting: ["connecting", "Asking the gateway."],
-  live: ["live", "Calls are shown as they settle."],
-  polling: ["every 3 s", "There is no event stream: the newest calls are asked for every 3 seconds."],
-  offline: ["offline", "The gateway does not answer. This page tries again by itself."],
+  connecting: ["connecting", "Connecting to the gateway."],
+  live: ["live", "Calls are shown when they are settled."],
+  polling: ["every 3 s", "The event stream is not available: the newest calls are loaded every 3 seconds."],
+  offline: ["offline", "The gateway does not respond. This page tries again automatically."],
   locked: ["locked", "A key is needed."],
 };
 
@@ -80,8 +80,8 @@ function mark(view) {
 
 /** @returns {Promise<View>} */
 async function unknown() {
-  const text = ["There is no such view. ", h("a", { href: "#/" }, "Go to the live view")];
-  return { title: "Not found", element: notice("Nothing here", text) };
+  const text = ["This view does not exist. ", h("a", { href: "#/" }, "Go to the live view")];
+  return { title: "Not found", element: notice("Not found", text) };
 }
 
 /**
@@ -92,7 +92,7 @@ function failed(error) {
   const again = h("button", { type: "button", onclick: () => show(false) }, "Try again");
   const message = error instanceof Error ? error.message : String(error);
   const other = error instanceof ApiError && error.status === 403 ? keyButton() : null;
-  const title = error instanceof ApiError && error.status === 404 ? "Not found" : "This could not be shown";
+  const title = error instanceof ApiError && error.status === 404 ? "Not found" : "The data could not be loaded";
   return { title, element: notice(title, message, other, " ", again) };
 }
 
@@ -105,14 +105,14 @@ function keyButton() {
   return h("button", { type: "button", class: "primary", onclick: enter }, "Enter a key");
 }
 
-/** Where a key is needed and nobody was there to be asked, or did not answer. */
+/** Show a notice when a key is needed and the user was not asked, or cancelled. */
 function locks() {
   const text = h("span", {});
   const bar = h("p", { class: "locked problem", role: "alert", hidden: true }, text, " ", keyButton());
   main.before(bar);
   document.addEventListener("gateway:locked", () => {
     bar.hidden = false;
-    fill(text, hasKey() ? "The key that was entered is not known (any more)." : "A key is needed to see more.");
+    fill(text, hasKey() ? "The key is not known (any more)." : "A key is needed to show more.");
   });
   document.addEventListener("gateway:key", () => (bar.hidden = true));
 }
@@ -125,7 +125,7 @@ function showFeed() {
   fill(element, text);
 }
 
-/** The choice of colours; theme.js applies it. */
+/** Connect the selection of colours; theme.js applies it. */
 function themes() {
   const select = /** @type {HTMLSelectElement} */ (document.getElementById("theme"));
   select.value = document.documentElement.dataset.chosen ?? "system";

@@ -1,6 +1,6 @@
 /**
- * Charts by uPlot, in the page's colours, with a legend that says the values under the pointer. uPlot is loaded when
- * the first one is drawn. What a chart shows also stands in a table or in numbers beside it.
+ * Draw charts with uPlot, in the page's colours. The legend shows the values under the pointer. uPlot is loaded with
+ * the first chart. The page also shows the data of each chart as a table or as numbers.
  * @module
  */
 import { fill, h } from "./dom.js";
@@ -15,23 +15,23 @@ import { timeOf } from "./format.js";
  * @property {boolean} [dashed]
  * @property {boolean} [filled]
  * @property {(value: number | null | undefined) => string} format
- * @property {number} [least] the power of ten below which its axis is not divided: 0, as there are only whole ones
+ * @property {number} [least] smallest power of ten between two ticks of the axis; default 0, for whole numbers
  */
 
 /**
  * @typedef {object} Options
  * @property {string} title
  * @property {Line[]} lines
- * @property {boolean} [time] x is in seconds since the epoch; else a number such as that of a call
+ * @property {boolean} [time] x is a Unix time in seconds; else a number, such as the number of a call
  * @property {(x: number) => string} formatX
- * @property {string} [heading] its element, `h3` where nothing else is said
+ * @property {string} [heading] element of the title; default `h3`
  * @property {number} [height]
- * @property {string} [sync] charts of one name share their pointer
- * @property {(index: number) => void} [onPick] a click on the place of a value
- * @property {[number | null, number | null]} [range] of y, where it is not what the values need
+ * @property {string} [sync] charts with the same name share their pointer
+ * @property {(index: number) => void} [onPick] called after a click on a value
+ * @property {[number | null, number | null]} [range] range of y; null: fits the values
  */
 
-/** @typedef {(number | null)[][]} Data the x values, then those of each line */
+/** @typedef {(number | null)[][]} Data the x values, then the values of each line */
 
 /** @type {Promise<any> | null} */
 let library = null;
@@ -57,7 +57,7 @@ export class Chart {
     /** @type {Data} */
     this.data = [];
     /** @type {Data} */
-    this.said = [];
+    this.labels = [];
     /** @type {any} */
     this.plot = null;
     this.values = options.lines.map(() => h("span", { class: "value" }));
@@ -86,24 +86,24 @@ export class Chart {
 
   /**
    * @param {Data} data
-   * @param {Data} [said] what the legend says, where that is not what is drawn: parts instead of sums
+   * @param {Data} [labels] values of the legend, if they differ from the drawn values: parts instead of sums
    */
-  set(data, said = data) {
+  set(data, labels = data) {
     this.data = data;
-    this.said = said;
+    this.labels = labels;
     this.place.setAttribute("aria-label", this.summary());
     if (this.plot) this.plot.setData(data);
     else this.rebuild();
     this.say(null);
   }
 
-  /** The chart in words. */
+  /** Return a description of the chart in words. */
   summary() {
     const last = this.options.lines.map((line, index) => {
-      const value = this.said[index + 1]?.findLast((one) => one !== null);
+      const value = this.labels[index + 1]?.findLast((one) => one !== null);
       return `${line.label} ${line.format(value)}`;
     });
-    return `${this.options.title}: ${this.data[0]?.length ?? 0} points; the last: ${last.join(", ")}`;
+    return `${this.options.title}: ${this.data[0]?.length ?? 0} points; last values: ${last.join(", ")}`;
   }
 
   async rebuild() {
@@ -145,7 +145,7 @@ export class Chart {
       };
     };
     const numbers = (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => formatX(tick));
-    // A label stands below the middle of its place; that of the last one is not to be cut.
+    // A label is centred below its value. The last label needs space on its right.
     const half = () => Math.ceil(widthOf([formatX(this.data[0]?.at(-1) ?? 0)]) / 2) + 2;
     const range = this.options.range ?? [0, null];
     return {
@@ -190,14 +190,14 @@ export class Chart {
   }
 
   /**
-   * Say the values at a place; without one the last ones.
+   * Show the values at an index in the legend; null: the last values.
    * @param {number | null} index
    */
   say(index) {
     const [xs] = this.data;
     if (!xs?.length) return;
     const at = index ?? xs.length - 1;
-    this.options.lines.forEach((line, number) => fill(this.values[number], line.format(this.said[number + 1][at])));
+    this.options.lines.forEach((line, number) => fill(this.values[number], line.format(this.labels[number + 1][at])));
     fill(this.at, this.options.formatX(/** @type {number} */ (xs[at])));
   }
 
@@ -210,12 +210,12 @@ export class Chart {
 }
 
 /**
- * What an axis may be divided by.
+ * Return the allowed distances between two ticks of an axis.
  * @param {number} [least] a power of ten
  */
 function steps(least = 0) {
   const powers = Array.from({ length: 16 - least }, (_, index) => least + index);
-  // As written, since uPlot knows them by their exact values.
+  // Parsed from text, because uPlot compares exact values.
   return powers.flatMap((power) => [1, 2, 5].map((one) => Number(`${one}e${power}`)));
 }
 
@@ -240,7 +240,7 @@ function times(_, ticks) {
 }
 
 /**
- * Room on either side, such as for half a bar; one place alone stands in the middle.
+ * Add space on both sides, such as for half a bar. A single value is centred.
  * @param {number} room
  */
 function beside(room) {
@@ -272,7 +272,7 @@ function lineSettings(Plot, line, colour) {
     stroke: colour,
     width: 1.5,
     spanGaps: true,
-    // One value alone makes no line.
+    // A single value makes no line.
     points: { show: (/** @type {any} */ plot) => plot.data[0].length === 1, size: 6, fill: colour },
   };
   switch (line.as) {
@@ -295,7 +295,7 @@ function lineSettings(Plot, line, colour) {
 }
 
 /**
- * A line; of one value, it goes all the way across.
+ * Draw a line. A single value makes a line across the whole chart.
  * @param {any} Plot
  */
 function limit(Plot) {

@@ -1,11 +1,11 @@
 /**
- * Questions to a person: the key, and what should happen to a budget.
+ * Ask the user: for the key, or to confirm a change.
  * @module
  */
 import { fill, h } from "./dom.js";
 
 /**
- * A dialog that is open until it is answered. Escape is no answer.
+ * Show a dialog until the user answers it. Escape returns null.
  * @template T
  * @param {string} title
  * @param {(close: (answer: T | null) => void) => HTMLElement[]} content
@@ -33,7 +33,7 @@ export function dialog(title, content) {
 }
 
 /**
- * @param {string} reason why it is asked for again
+ * @param {string} reason why the key is asked for again
  * @returns {Promise<string | null>}
  */
 export function askKey(reason) {
@@ -47,7 +47,7 @@ export function askKey(reason) {
       const key = field.value.trim();
       const strange = /[^\x20-\xff]/u.exec(key);
       problem.hidden = !strange;
-      if (strange) fill(problem, `No key holds “${strange[0]}”: it could not be sent. Copy the key once more.`);
+      if (strange) fill(problem, `A key cannot contain “${strange[0]}”. Copy the key again.`);
       else if (key) close(key);
     };
     return [
@@ -58,7 +58,7 @@ export function askKey(reason) {
         h(
           "p",
           {},
-          "The admin key (auth.admin_key) shows all sessions and may change budgets. A client key shows its own sessions. It is kept until this tab is closed.",
+          "The admin key (auth.admin_key) shows all sessions and can change budgets. A client key shows its own sessions. The key is kept until this tab is closed.",
         ),
         h("label", { for: "key-field" }, "Key"),
         field,
@@ -69,10 +69,10 @@ export function askKey(reason) {
 }
 
 /**
- * Do something after a person has agreed to it. The dialog stays open with what went wrong.
+ * Do something after the user has confirmed it. After an error the dialog stays open and shows it.
  * @param {string} title
  * @param {string} text what will happen
- * @param {string} verb on the button
+ * @param {string} verb label of the button
  * @param {() => Promise<unknown>} act
  * @returns {Promise<boolean>} whether it was done
  */
@@ -87,8 +87,8 @@ export async function confirmed(title, text, verb, act) {
 }
 
 /**
- * @param {HTMLElement} button that cannot be pressed meanwhile
- * @param {HTMLElement} problem where it is said what went wrong
+ * @param {HTMLElement} button disabled meanwhile
+ * @param {HTMLElement} problem element that shows the error
  * @param {() => Promise<unknown>} act
  * @param {() => void} then
  */

@@ -1,13 +1,13 @@
 /**
- * Elements. Text only ever goes in as text nodes, so no name that a client chose can become markup.
+ * Create and update elements. Text is always inserted as text nodes, so names chosen by clients cannot become markup.
  * @module
  */
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
- * An element. `on…` properties are listeners, `class` its classes, all others attributes (true: empty, false and
- * null: none).
+ * Create an element. Properties that start with `on` are listeners, `class` sets the classes, all others are
+ * attributes (true: empty; false and null: none).
  * @param {string} tag
  * @param {Record<string, any>} [properties]
  * @param {...(Child | Child[])} children
@@ -25,8 +25,8 @@ export function h(tag, properties = {}, ...children) {
 }
 
 /**
- * Let an element hold these and nothing else. What it holds already is not taken out and put back: that would cost it
- * the focus and the place it is scrolled to.
+ * Set the children of an element. Children that it already has are not removed and added again, which would lose the
+ * focus and the scroll position.
  * @param {Element} element
  * @param {...(Child | Child[])} children
  */
@@ -41,8 +41,8 @@ export function fill(element, ...children) {
 }
 
 /**
- * Fill an element in which nobody listens: what is as it was stays, however deep, with the focus, the scrolling and
- * the selection in it.
+ * Set the children of an element without listeners. Unchanged elements stay, at any depth, with their focus, scroll
+ * position and selection.
  * @param {Element} element
  * @param {...(Child | Child[])} children
  */
@@ -78,9 +78,9 @@ function nodes(children) {
 }
 
 /**
- * Buttons of which one is pressed.
+ * Create a group of buttons of which one is pressed.
  * @param {string} label
- * @param {[string, Child | Child[]][]} items name, and what stands on it
+ * @param {[string, Child | Child[]][]} items name and label of each button
  * @param {(name: string) => void} choose
  */
 export function choice(label, items, choose) {
@@ -97,8 +97,8 @@ export function choice(label, items, choose) {
 }
 
 /**
- * A share as a bar. `label` says it in words.
- * @param {number} share 0 to 1; more is drawn as full
+ * Create a bar that shows a share. `label` describes it in words.
+ * @param {number} share 0 to 1; a larger share is drawn as full
  * @param {string} label
  * @param {string} [kind] a class: `warn`, `bad`
  */
@@ -109,7 +109,7 @@ export function meter(share, label, kind = "") {
 }
 
 /**
- * A number with its name.
+ * Create a tile: a number with its name.
  * @param {string} name
  * @param {Child | Child[]} value
  * @param {Child | Child[]} [note]
@@ -124,7 +124,7 @@ export function tile(name, value, note = null) {
 }
 
 /**
- * What stands where there is nothing to show, and what to do about it.
+ * Create a notice: why there is nothing to show, and what to do.
  * @param {string} title
  * @param {Child | Child[]} text
  * @param {...Child} actions
@@ -145,8 +145,8 @@ export function loading(text = "Loading …") {
 }
 
 /**
- * A list of names and values.
- * @param {[string, Child | Child[]][]} rows those without a value are left out
+ * Create a list of names and values.
+ * @param {[string, Child | Child[]][]} rows rows without a value are left out
  */
 export function facts(rows) {
   const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -1,5 +1,5 @@
 /**
- * Calls as they settle: from the gateway's event stream, or where it has none by asking every few seconds.
+ * Receive settled calls from the gateway's event stream, or load them every few seconds if the stream is not available.
  * @module
  */
 import { ApiError, api, request } from "./api.js";
@@ -7,11 +7,11 @@ import { ApiError, api, request } from "./api.js";
 /** @typedef {import("./types.js").Call} Call */
 /** @typedef {"connecting" | "live" | "polling" | "offline" | "locked"} State */
 
-/** calls that are kept; older ones are on the pages of their sessions */
+/** number of calls that are kept; older calls are on the pages of their sessions */
 export const KEPT = 500;
 const POLL_MS = 3000;
 const POLLED = 100;
-/** where the stream was refused for now: how long until it is tried again */
+/** time until a refused stream is tried again */
 const STREAM_AGAIN_MS = 30_000;
 const LONGEST_WAIT_MS = 15_000;
 
@@ -22,20 +22,20 @@ export class Feed extends EventTarget {
     this.state = "connecting";
     /** newest first @type {Call[]} */
     this.calls = [];
-    /** the outcomes of calls by id: one that was taken for lost may come again @type {Map<string, string>} */
+    /** outcomes of calls by id; a call that was considered lost may come again @type {Map<string, string>} */
     this.known = new Map();
     this.running = new AbortController();
     document.addEventListener("gateway:key", () => this.restart());
   }
 
-  /** Begin, and go on for as long as the page is there. */
+  /** Receive calls until the page is closed. */
   async start() {
     const { signal } = this.running;
     let wait = 500;
     let isAgain = false;
     while (!signal.aborted) {
       try {
-        // Whoever opened the page, or gave another key, is there to be asked for one; later nobody may be.
+        // Ask for a key only at the start: then the user has just opened the page, or entered another key.
         await this.poll(signal, { quiet: isAgain });
         isAgain = true;
         wait = 500;
@@ -44,14 +44,14 @@ export class Feed extends EventTarget {
         if (signal.aborted) return;
         const isLocked = error instanceof ApiError && error.status === 401;
         this.become(isLocked ? "locked" : "offline");
-        if (isLocked) return; // a key that is entered starts it again
+        if (isLocked) return; // entering a key restarts the feed
         await pause(wait, signal);
         wait = Math.min(LONGEST_WAIT_MS, wait * 2);
       }
     }
   }
 
-  /** Forget what was heard and begin anew: with another key other calls are seen. */
+  /** Forget all calls and start again: another key shows other calls. */
   restart() {
     this.running.abort();
     this.running = new AbortController();
@@ -66,16 +66,16 @@ export class Feed extends EventTarget {
    * @param {AbortSignal} signal
    */
   async stream(signal) {
-    const answer = await request("api/events", { signal, headers: { accept: "text/event-stream" } });
-    if (!answer.ok || !answer.body || !answer.headers.get("content-type")?.startsWith("text/event-stream")) {
-      await answer.body?.cancel();
-      await this.pollFor(answer.status === 404 ? Infinity : STREAM_AGAIN_MS, signal);
+    const response = await request("api/events", { signal, headers: { accept: "text/event-stream" } });
+    if (!response.ok || !response.body || !response.headers.get("content-type")?.startsWith("text/event-stream")) {
+      await response.body?.cancel();
+      await this.pollFor(response.status === 404 ? Infinity : STREAM_AGAIN_MS, signal);
       return;
     }
     this.become("live");
-    // What settled between the first look and the stream's beginning.
+    // Load calls that were settled between the first request and the start of the stream.
     await this.poll(signal);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     const events = new EventReader((name, data) => this.take(name, data));
     for (;;) {
       const { value, done } = await reader.read();
@@ -100,7 +100,7 @@ export class Feed extends EventTarget {
   }
 
   /**
-   * The newest calls; where those do not reach down to what is known, as many as are kept.
+   * Load the newest calls. If they do not reach back to a known call, load as many as are kept.
    * @param {AbortSignal} signal
    * @param {import("./api.js").Options} [options]
    */
@@ -118,12 +118,12 @@ export class Feed extends EventTarget {
    */
   take(name, data) {
     if (name === "call") this.add([JSON.parse(data)]);
-    if (name === "missed") this.poll(this.running.signal).catch(() => {}); // the stream itself says when it ends
+    if (name === "missed") this.poll(this.running.signal).catch(() => {}); // the stream reports its own end
   }
 
   /**
    * @param {Call[]} calls newest first
-   * @param {boolean} [isGap] there may be others, between these and those that were known
+   * @param {boolean} [isGap] there may be unknown calls between these and the known ones
    */
   add(calls, isGap = false) {
     const fresh = calls.filter((call) => this.known.get(call.call_id) !== call.outcome);
@@ -142,10 +142,10 @@ export class Feed extends EventTarget {
   }
 
   /**
-   * Hear of calls as they come.
-   * @param {(calls: Call[], isGap: boolean) => void} listener given those that are new, newest first, and whether some
-   *   may be missing
-   * @returns {() => void} stops it
+   * Call a listener for new calls.
+   * @param {(calls: Call[], isGap: boolean) => void} listener receives the new calls, newest first, and whether some may
+   *   be missing
+   * @returns {() => void} removes the listener
    */
   onCalls(listener) {
     const heard = (/** @type {Event} */ event) => {
@@ -158,7 +158,7 @@ export class Feed extends EventTarget {
 }
 
 /**
- * Calls, newest first, with those that came since; of two records of one call the later one.
+ * Merge new calls into the known ones, newest first. A later record of a call replaces the earlier one.
  * @param {Call[]} calls
  * @param {Call[]} fresh
  */
@@ -168,7 +168,7 @@ export function merged(calls, fresh) {
   return [...fresh, ...others].sort((a, b) => (a.call_id < b.call_id ? 1 : -1));
 }
 
-/** Splits a stream of server-sent events. */
+/** Split a stream into server-sent events. */
 export class EventReader {
   /** @param {(name: string, data: string) => void} take */
   constructor(take) {
@@ -204,5 +204,5 @@ function pause(ms, signal) {
   });
 }
 
-/** The one of this page. */
+/** The feed of this page. */
 export const feed = new Feed();

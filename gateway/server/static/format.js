@@ -1,5 +1,5 @@
 /**
- * Numbers, money, times as people read them.
+ * Format numbers, money and times for people.
  * @module
  */
 import { h } from "./dom.js";
@@ -14,9 +14,9 @@ const UNITS = /** @type {const} */ ([
 ]);
 
 /**
- * 12,345, as commands print it and take it.
+ * Format a number like the commands: 12,345.
  * @param {number | null | undefined} value
- * @param {number} [digits] behind the point
+ * @param {number} [digits] digits after the point
  */
 export function number(value, digits = 0) {
   if (value === null || value === undefined || Number.isNaN(value)) return NONE;
@@ -26,7 +26,7 @@ export function number(value, digits = 0) {
 }
 
 /**
- * 1 call, 12 calls.
+ * Format a number with a noun: 1 call, 12 calls.
  * @param {number} count
  * @param {string} noun
  */
@@ -35,12 +35,12 @@ export function many(count, noun) {
 }
 
 /**
- * 1.23 M: three digits are enough to compare.
+ * Format a number with three digits: 1.23 M.
  * @param {number | null | undefined} value
  */
 export function compact(value) {
   if (value === null || value === undefined) return NONE;
-  // What three digits round up to the next unit is told in that: 1 M, not 1.00e+3 k.
+  // A number that three digits round up to the next unit is shown in that unit: 1 M, not 1.00e+3 k.
   for (const [size, least, unit] of /** @type {[number, number, string][]} */ ([
     [1e12, 999.5e9, "T"],
     [1e9, 999.5e6, "G"],
@@ -56,14 +56,14 @@ export function compact(value) {
 }
 
 /**
- * $20, $0.50, $0.0123: cents from one dollar up, three digits below.
+ * Format US dollars: $20, $0.50, $0.0123. Rounded to cents from one dollar, to three digits below.
  * @param {number | string | null | undefined} value
  */
 export function usd(value) {
   if (value === null || value === undefined) return NONE;
   const amount = Number(value);
   const size = Math.abs(amount);
-  // Three digits, wherever they begin; a millionth is the least that records tell.
+  // Three significant digits; records contain at most six decimals.
   const digits = size === 0 || size >= 1 ? 2 : Math.min(6, 2 - Math.floor(Math.log10(size)));
   return `$${number(amount, digits).replace(/\.0+$|(\.\d\d\d*?)0+$/, "$1")}`;
 }
@@ -94,7 +94,7 @@ export function bytes(size) {
 }
 
 /**
- * 3 h 12 min: the largest unit and the next.
+ * Format a duration in its largest unit and the next one: 3 h 12 min.
  * @param {number} seconds
  */
 export function span(seconds) {
@@ -110,7 +110,7 @@ export function span(seconds) {
   return `${Math.floor(whole / size)}${THIN}${unit}${next && rest ? ` ${rest}${THIN}${next[1]}` : ""}`;
 }
 
-/** @param {number} at milliseconds since the epoch */
+/** @param {number} at Unix time in milliseconds */
 function relative(at) {
   const seconds = (Date.now() - at) / 1000;
   if (seconds < 1) return "now";
@@ -119,7 +119,7 @@ function relative(at) {
 }
 
 /**
- * How long ago, the exact time in its title. It stays true while it is shown: see `keepTimes`.
+ * Show how long ago a time was, with the exact time in the title. `keepTimes` updates it.
  * @param {string | null | undefined} iso
  */
 export function ago(iso) {
@@ -134,7 +134,7 @@ export function exact(iso) {
 }
 
 /**
- * The time of day, with the date where it is not today's.
+ * Show the time of day, with the date if it is not today.
  * @param {string} iso
  */
 export function clock(iso) {
@@ -146,8 +146,8 @@ export function clock(iso) {
 }
 
 /**
- * The time of day of a chart's place; without seconds where those say nothing.
- * @param {number} seconds since the epoch
+ * Format the time of day for a chart. `isShort`: without seconds.
+ * @param {number} seconds Unix time
  * @param {boolean} [isShort]
  */
 export function timeOf(seconds, isShort = false) {
@@ -162,7 +162,7 @@ export function timeOf(seconds, isShort = false) {
   return isToday ? time : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
 }
 
-/** Renew what `ago` wrote, for as long as the page is there. */
+/** Update the texts of `ago` every 5 seconds. */
 export function keepTimes() {
   setInterval(() => {
     for (const element of document.querySelectorAll("time[data-at]")) {

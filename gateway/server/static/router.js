@@ -1,12 +1,12 @@
 /**
- * Addresses: what stands behind the # says which view is shown, so that each can be linked to.
+ * Read and write the address: the part after # selects the view, so that each view has a link.
  * @module
  */
 
 /**
  * @typedef {object} Place
- * @property {string} view the first part: `sessions`; `live` where there is none
- * @property {string} id what follows it
+ * @property {string} view the first part, such as `sessions`; `live` if empty
+ * @property {string} id the rest of the path
  * @property {URLSearchParams} params
  */
 
@@ -27,7 +27,7 @@ function decoded(part) {
 }
 
 /**
- * The address of a place.
+ * Return the address of a view.
  * @param {string} view
  * @param {string} [id]
  * @param {Record<string, string | null | undefined>} [params] empty ones are left out
@@ -40,7 +40,7 @@ export function to(view, id = "", params = {}) {
 }
 
 /**
- * Change the address without a new entry in the history, as for what is typed into a search.
+ * Change the address without a new history entry, for example while the user types.
  * @param {string} address
  */
 export function replace(address) {

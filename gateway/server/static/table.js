@@ -1,12 +1,12 @@
 /**
- * Tables of any length: only the rows in view, and some around them, are elements. All rows are equally high.
+ * Show tables of any length: only visible rows, and some around them, are elements. All rows have the same height.
  * @module
  */
 import { fill, h } from "./dom.js";
 
-/** What a column without a width has at the least: names of sessions and models stand there. */
+/** Least width of a column without a width, which contains names of sessions or models. */
 const LEAST = "16rem";
-/** rows above and below those in view, so that the keyboard always has a next one */
+/** rows drawn above and below the visible ones, so that the keyboard can always reach a next one */
 const AROUND = 12;
 
 /**
@@ -14,21 +14,21 @@ const AROUND = 12;
  * @typedef {object} Column
  * @property {string} name
  * @property {(row: R) => import("./dom.js").Child | import("./dom.js").Child[]} show
- * @property {string} [width] CSS; without it the column takes what is left
- * @property {string} [narrow] the width on a narrow screen, where it is another
+ * @property {string} [width] CSS width; without it the column takes the remaining space
+ * @property {string} [narrow] width on a narrow screen, if different
  * @property {boolean} [numeric]
- * @property {boolean} [wide] only where there is room
- * @property {string} [hint] what the column holds
+ * @property {boolean} [wide] hidden on a narrow screen
+ * @property {string} [hint] explanation of the column
  */
 
 /**
  * @template R
  * @typedef {object} Options
- * @property {string} label what is listed
- * @property {Column<R>[]} columns the first one holds the row's link
+ * @property {string} label description of the table
+ * @property {Column<R>[]} columns the first column contains the row's link
  * @property {(row: R) => string} key
- * @property {() => void} [onEnd] the last rows are nearly in view: more may be loaded
- * @property {(row: R) => string} [kind] a class of the row
+ * @property {() => void} [onEnd] called when the last rows are nearly visible, to load more
+ * @property {(row: R) => string} [kind] CSS class of the row
  * @property {number} [rowHeight] pixels
  */
 
@@ -40,13 +40,13 @@ export class Table {
     this.rowHeight = options.rowHeight ?? 32;
     /** @type {R[]} */
     this.rows = [];
-    /** rows that are elements now @type {Map<string, {row: R, element: HTMLElement}>} */
+    /** rows that are drawn now @type {Map<string, {row: R, element: HTMLElement}>} */
     this.shown = new Map();
     this.above = spacer();
     this.below = spacer();
     this.body = h("tbody", {}, this.above, this.below);
     this.table = h("table", {}, h("caption", { class: "sr" }, options.label), h("thead", {}, this.head()), this.body);
-    // Without a least width, a narrow window would take all room from the columns that have no width of their own.
+    // Without a least width, columns without a width of their own would vanish in a narrow window.
     const widths = options.columns.map((column) => column.width ?? LEAST);
     this.table.style.setProperty("--least", `calc(${widths.join(" + ")})`);
     this.element = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": options.label }, this.table);
@@ -71,8 +71,8 @@ export class Table {
   }
 
   /**
-   * Show these rows. Where one scrolled down, what was in view stays there; at the top a row that has the focus stays
-   * in view.
+   * Set the rows. If the table was scrolled down, the visible rows stay in place. At the top, the focused row stays
+   * visible.
    * @param {R[]} rows
    */
   set(rows) {
@@ -82,7 +82,7 @@ export class Table {
     const first = top < this.rowHeight ? undefined : this.rows[Math.floor(top / this.rowHeight)];
     this.rows = rows;
     this.table.setAttribute("aria-rowcount", String(rows.length + 1));
-    tall(this.below, rows.length * this.rowHeight); // so that there is where to scroll to
+    tall(this.below, rows.length * this.rowHeight); // makes the table high enough to scroll
     const now = this.find(first ?? held);
     if (now >= 0) this.element.scrollTop = first ? now * this.rowHeight + (top % this.rowHeight) : this.placeOf(now);
     this.draw();
@@ -104,7 +104,7 @@ export class Table {
     const wanted = new Map();
     for (let index = first; index < last; index++) {
       const row = this.rows[index];
-      // A list may name a row twice: the second one gets a key of its own.
+      // A list may contain a row twice: the second one gets its own key.
       const name = wanted.has(key(row)) ? `${key(row)} ${index}` : key(row);
       const old = this.shown.get(name);
       const element = old?.row === row ? old.element : this.rowOf(row);
@@ -120,7 +120,7 @@ export class Table {
     }
     this.shown = wanted;
     if (held !== undefined && document.activeElement !== focused) {
-      // The row with the focus was moved, drawn anew, or is no longer drawn: its row, else the table gets the focus.
+      // The focused row was moved, redrawn or removed: focus its row, else the table.
       const row = wanted.get(held)?.element;
       const goal = row?.contains(focused) ? focused : (row?.querySelector("a") ?? this.element);
       goal.focus({ preventScroll: true });
@@ -141,7 +141,7 @@ export class Table {
   }
 
   /**
-   * A click anywhere in a row follows its link.
+   * Follow the link of a row after a click anywhere in it.
    * @param {MouseEvent} event
    */
   open(event) {
@@ -151,7 +151,7 @@ export class Table {
   }
 
   /**
-   * Up and down go from row to row, the page keys as far as one sees, Home and End to the first and last.
+   * Move the focus: arrow keys by a row, page keys by the visible rows, Home and End to the first and last row.
    * @param {KeyboardEvent} event
    */
   move(event) {
@@ -167,14 +167,14 @@ export class Table {
     this.focus(Math.min(last, Math.max(0, goal)));
   }
 
-  /** The row that has the focus; -1: none. */
+  /** Return the index of the focused row, or -1. */
   index() {
     const row = document.activeElement?.closest("tr");
     return row && this.body.contains(row) ? Number(row.getAttribute("aria-rowindex")) - 2 : -1;
   }
 
   /**
-   * The scroll position at which a row is in view, as near to the present one as can be.
+   * Return the scroll position, nearest to the present one, at which a row is visible.
    * @param {number} index
    */
   placeOf(index) {
@@ -200,7 +200,7 @@ function classes(column) {
   return [column.numeric ? "num" : "", column.wide ? "wide" : ""].filter(Boolean).join(" ") || null;
 }
 
-/** What stands for the rows that are not drawn. One cell: more would be columns where some are hidden. */
+/** Create a placeholder for rows that are not drawn. It has one cell: more would count as columns if some are hidden. */
 function spacer() {
   return h("tr", { class: "spacer", "aria-hidden": "true", hidden: true }, h("td", {}));
 }
@@ -215,9 +215,9 @@ function tall(row, height) {
 }
 
 /**
- * A short table, all of it at once.
+ * Create a short table with all rows drawn.
  * @param {string} label
- * @param {[string, string?][]} columns name, and its classes: `num`, `wide`
+ * @param {[string, string?][]} columns name and CSS classes: `num`, `wide`
  * @param {import("./dom.js").Child[][]} rows
  */
 export function plain(label, columns, rows) {

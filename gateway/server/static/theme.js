@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen here last, or the system's where none were.
+// Apply the colours that the user chose last, or the system's, before anything is drawn.
 {
   const root = document.documentElement.dataset;
   const system = matchMedia("(prefers-color-scheme: dark)");

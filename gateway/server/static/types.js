@@ -1,5 +1,5 @@
 /**
- * What the API answers, as far as the views read it. Only types: nothing imports this at run time.
+ * Types of the API's responses, as far as the views use them. Nothing imports this module at run time.
  * @module
  */
 
@@ -31,10 +31,10 @@
  */
 
 /**
- * Why a budget did not allow a call.
+ * The numbers of a budget error.
  * @typedef {object} Arithmetic
  * @property {"session" | "key" | "rate"} account
- * @property {string} id of the session, or the name of the client key
+ * @property {string} id id of the session, or name of the client key
  * @property {"tokens" | "usd" | "calls"} unit
  * @property {number | string} limit
  * @property {number | string} used
@@ -46,7 +46,7 @@
 /**
  * @typedef {object} Session
  * @property {string} id
- * @property {string | null} created_at null where no call was counted
+ * @property {string | null} created_at null if no call was charged
  * @property {string | null} last_call_at
  * @property {number} calls
  * @property {Usage} cumulative_token_usage
@@ -57,9 +57,9 @@
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id
- * @property {Limits | null} [declared_budget] by its last call
+ * @property {Limits | null} [declared_budget] declared by its last call
  * @property {string | null} [parent]
- * @property {{id: string, budget: Budget | null}[]} [parents] from the nearest up
+ * @property {{id: string, budget: Budget | null}[]} [parents] the nearest first
  * @property {string[]} [recent_tools]
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
@@ -67,7 +67,7 @@
  */
 
 /**
- * Where an agent is in its steps.
+ * The step state of an agent.
  * @typedef {object} Step
  * @property {string | null} active_step
  * @property {string | null} description
@@ -116,7 +116,7 @@
  * @property {number} status
  * @property {string} outcome
  * @property {string | null} error_code
- * @property {{message: string, budget: Arithmetic | null} | null} error that the client received from the gateway
+ * @property {{message: string, budget: Arithmetic | null} | null} error the error that the client received from the gateway
  * @property {string | null} finish_reason
  * @property {string[]} tools
  * @property {Usage | null} usage
@@ -147,7 +147,7 @@
  * @typedef {object} UnrecordedRefusal
  * @property {string} code
  * @property {number} status
- * @property {string | null} credential the beginning of its SHA-256
+ * @property {string | null} credential first digits of its SHA-256
  * @property {string} message
  * @property {number} count
  * @property {string} first_at
@@ -182,7 +182,7 @@
  */
 
 /**
- * A view that is shown. `update`: the address changed, but not so that another view were needed.
+ * A view. `update` is called if the address changed, but not the view.
  * @typedef {object} View
  * @property {string} title
  * @property {HTMLElement} element

@@ -1,5 +1,5 @@
 /**
- * Changes of a session: its budget, its totals. Each is shown once more before it is made.
+ * Change the budget of a session, or reset its totals. Each change is shown for confirmation first.
  * @module
  */
 import { send, sessionPath } from "../api.js";
@@ -20,7 +20,7 @@ const UNITS = [
 ];
 
 /**
- * Ask for new limits, say what they change, set them.
+ * Ask for new limits, show what they change, and set them.
  * @param {Session} session
  * @param {() => void} then
  */
@@ -33,12 +33,12 @@ export async function changeBudget(session, then) {
     const form = h(
       "form",
       { novalidate: true },
-      h("p", {}, "Limits of this session alone. An empty field is no limit. They hold from the next call on."),
+      h("p", {}, "Limits of this session only. An empty field means no limit. They apply from the next call."),
       fields.map((one) => one.element),
     );
     const actions = buttons(
       h("button", { type: "submit", class: "primary" }, "Review"),
-      h("button", { type: "button", onclick: () => show({ tokens: null, usd: null, calls: null }) }, "Lift all limits"),
+      h("button", { type: "button", onclick: () => show({ tokens: null, usd: null, calls: null }) }, "Remove all limits"),
       h("button", { type: "button", onclick: () => show("default") }, "As configured"),
       cancel(close),
     );
@@ -60,7 +60,7 @@ export async function changeBudget(session, then) {
       const back = h("button", { type: "button", onclick: () => ((form.hidden = false), fill(review)) }, "Back");
       fill(
         review,
-        h("p", {}, "This will be changed:"),
+        h("p", {}, "Changes:"),
         h(
           "ul",
           {},
@@ -85,7 +85,7 @@ export async function changeBudget(session, then) {
       if (Object.keys(asked).length) show(asked);
       else {
         problem.hidden = false;
-        fill(problem, "Nothing was changed yet. Write a new limit into a field.");
+        fill(problem, "Nothing was changed. Enter a new limit in a field.");
       }
     });
     return [form, review];
@@ -94,7 +94,8 @@ export async function changeBudget(session, then) {
 }
 
 /**
- * What a limit would be held against: a session uses up a budget also before it has one. Null: nobody knows.
+ * Return the used amount that a limit would be compared with, or null if it is unknown. A session counts its usage even
+ * before it has a budget.
  * @param {Session} session
  * @param {Unit["name"]} unit
  */
@@ -153,7 +154,7 @@ function field(unit, limit, used) {
     value: () => (input.value === "" ? null : Number(input.value)),
     problem: () =>
       isBad()
-        ? `${unit.text}: write a ${unit.step === "1" ? "whole " : ""}number from 0 on, or nothing for no limit.`
+        ? `${unit.text}: enter a ${unit.step === "1" ? "whole " : ""}number, 0 or more, or leave it empty for no limit.`
         : null,
   };
 }
@@ -163,16 +164,16 @@ function field(unit, limit, used) {
  * @param {Record<string, number | null> | "default"} asked
  */
 function changes(session, asked) {
-  if (asked === "default") return ["What was set for this session is forgotten; the limits of the configuration hold."];
+  if (asked === "default") return ["The limits that were set for this session are removed. The configured limits apply."];
   return UNITS.filter((unit) => unit.name in asked).map((unit) => {
     const old = session.budget?.[unit.name] ?? null;
     const limit = asked[unit.name];
-    const said = (/** @type {string | number | null} */ value) =>
+    const shown = (/** @type {string | number | null} */ value) =>
       value === null ? "no limit" : unit.format(Number(value));
     const used = usedOf(session, unit.name);
     const warning =
-      limit !== null && used !== null && limit <= used ? " – less than is used: further calls are refused" : "";
-    return `${unit.text}: ${said(old)} → ${said(limit)}${warning}`;
+      limit !== null && used !== null && limit <= used ? " – less than already used: further calls are refused" : "";
+    return `${unit.text}: ${shown(old)} → ${shown(limit)}${warning}`;
   });
 }
 
@@ -182,7 +183,7 @@ function changes(session, asked) {
  */
 export async function resetSession(session, then) {
   const text =
-    "Its totals, and what it has used of its budget, begin again at zero. The records of its calls stay. This cannot be undone.";
+    "The totals and the used budget are set to zero. The call records stay. This cannot be undone.";
   const act = () => send("POST", `${sessionPath(session.id)}/reset`);
   if (await confirmed(`Reset ${session.id}?`, text, "Reset", act)) then();
 }

@@ -1,5 +1,5 @@
 /**
- * A call: its record, and what became of each message of its request.
+ * The view of a call: its record, and what was done with each message of its request.
  * @module
  */
 import { api } from "../api.js";
@@ -13,15 +13,15 @@ import { OUTCOMES, outcome, rules } from "./calls.js";
 /** @typedef {import("../types.js").Context} Context */
 /** @typedef {import("../types.js").Item} Item */
 
-/** What each rule did, and in which colour it is drawn. */
+/** Explanation and colour of each rule. */
 const RULES = /** @type {Record<string, [string, string]>} */ ({
-  kept: ["sent as it came", "input"],
+  kept: ["sent unchanged", "input"],
   pinned: ["had to be sent", "cached"],
-  condense: ["the lines that matter were kept", "output"],
-  shorten: ["cut to its beginning and end", "output"],
-  dedupe: ["the same was there before", "came"],
-  summarize: ["a summary stands for it", "cost"],
-  recall: ["old lines stand at its end", "cost"],
+  condense: ["reduced to the relevant lines", "output"],
+  shorten: ["shortened to its start and end", "output"],
+  dedupe: ["replaced by a reference to the same earlier text", "received"],
+  summarize: ["replaced by a summary", "cost"],
+  recall: ["earlier lines were added at its end", "cost"],
   drop: ["left out", "limit"],
 });
 
@@ -65,7 +65,7 @@ export async function detail(id, { withSession }) {
 }
 
 /**
- * The error that the client received, and of a budget the account that it is about.
+ * Show the error that the client received, and the account of a budget error.
  * @param {Call} found
  */
 function received({ error, session }) {
@@ -75,7 +75,7 @@ function received({ error, session }) {
   if (!budget) return message;
   const format = (/** @type {number | string | null} */ value) =>
     value === null ? "–" : budget.unit === "usd" ? usd(value) : `${number(Number(value))} ${budget.unit}`;
-  const inUse = budget.held && Number(budget.held) ? `, ${format(budget.held)} more held by calls under way` : "";
+  const inUse = budget.held && Number(budget.held) ? `, and ${format(budget.held)} held by running calls` : "";
   return [
     message,
     facts([
@@ -89,12 +89,12 @@ function received({ error, session }) {
 
 /**
  * @param {import("../types.js").Arithmetic} budget
- * @param {string | null} session whose call it was
+ * @param {string | null} session session of the call
  */
 function account({ account: kind, id }, session) {
   if (kind !== "session")
-    return [`${kind === "rate" ? "requests a minute of client key " : "client key "}`, h("b", {}, id)];
-  // Whoever sees all sessions sees them with the name of their key in front.
+    return [`${kind === "rate" ? "requests per minute of client key " : "client key "}`, h("b", {}, id)];
+  // With the admin key, session ids are prefixed with the name of their client key.
   const name = session?.includes("/") ? `${session.slice(0, session.lastIndexOf("/"))}/${id}` : id;
   return [
     "session ",
@@ -108,15 +108,15 @@ function record(found) {
   const { usage } = found;
   const model =
     found.response_model && found.response_model !== found.model
-      ? `${found.model}, answered by ${found.response_model}`
+      ? `${found.model}, response from ${found.response_model}`
       : found.model;
   return facts([
-    ["Began", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
+    ["Started", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
     ["Model", h("span", { class: "mono" }, `${found.provider}/${model}`)],
     ["Kind", [...new Set([found.operation, found.dialect, ...(found.stream ? ["streamed"] : [])])].join(", ")],
     [
       "Status",
-      `${found.status}${found.error_code ? `, ${found.error_code}` : ""}${found.finish_reason ? `, ended by ${found.finish_reason}` : ""}`,
+      `${found.status}${found.error_code ? `, ${found.error_code}` : ""}${found.finish_reason ? `, finish reason ${found.finish_reason}` : ""}`,
     ],
     [
       "Input",
@@ -131,38 +131,40 @@ function record(found) {
     [
       "Usage",
       usage
-        ? `as the ${found.usage_source === "provider" ? "provider reported" : "gateway estimated (" + found.usage_source + ")"}`
-        : "none: the provider bills nothing for it",
+        ? found.usage_source === "provider"
+          ? "reported by the provider"
+          : `estimated by the gateway (${found.usage_source})`
+        : "none: the provider does not bill this call",
     ],
-    ["Cost", found.cost_usd === null ? usage && "not known: the model has no price" : usd(found.cost_usd)],
+    ["Cost", found.cost_usd === null ? usage && "unknown: the model has no price" : usd(found.cost_usd)],
     [
       "Time",
-      `${milliseconds(found.duration_ms)}, first byte after ${milliseconds(found.first_byte_ms)}, in the gateway ${milliseconds(found.overhead_ms)}`,
+      `${milliseconds(found.duration_ms)}, first byte after ${milliseconds(found.first_byte_ms)}, gateway overhead ${milliseconds(found.overhead_ms)}`,
     ],
-    ["Size", `${bytes(found.request_bytes)} asked, ${bytes(found.response_bytes)} answered`],
+    ["Size", `request ${bytes(found.request_bytes)}, response ${bytes(found.response_bytes)}`],
     ["Tools called", found.tools.join(", ")],
-    ["Results as", found.response_mode?.replace("_", " ")],
+    ["Response mode", found.response_mode?.replace("_", " ")],
     ["Step", found.active_step],
-    ...Object.entries(found.notes).map(([name, text]) => /** @type {[string, string]} */ ([noted(name), text])),
+    ...Object.entries(found.notes).map(([name, text]) => /** @type {[string, string]} */ ([label(name), text])),
     ["Request id", h("span", { class: "mono" }, found.request_id)],
   ]);
 }
 
 /**
- * The name of a note as a label.
+ * Return the name of a note as a label.
  * @param {string} name
  */
-function noted(name) {
+function label(name) {
   return (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
 }
 
 /**
  * @param {Call} found
- * @param {string} heading its element
+ * @param {string} heading element of the heading
  */
 function receipt({ context, outcome: end, usage, usage_source: source }, heading) {
   if (!context)
-    return h("p", { class: "muted" }, "It was not weighed: requests of its kind have no messages to choose among.");
+    return h("p", { class: "muted" }, "Its tokens were not counted: requests of this kind have no messages to trim.");
   const off =
     usage && source === "provider" && usage.input_tokens
       ? (usage.input_tokens - context.tokens) / usage.input_tokens
@@ -175,26 +177,26 @@ function receipt({ context, outcome: end, usage, usage_source: source }, heading
     { class: "receipt" },
     h(heading, {}, "Context"),
     facts([
-      ["Came with", `${many(context.original_tokens, "token")} (${context.source})`],
+      ["Received", `${many(context.original_tokens, "token")} (${context.source})`],
       [
         "Sent",
         !isSent
           ? `nothing; it would have been ${tokens}`
           : context.shadow
-            ? "as it came (shadow): this is what would have been done"
+            ? "unchanged (shadow): the rules below would have been applied"
             : tokens,
       ],
-      ["Kept by the provider", context.kept_tokens ? `${many(context.kept_tokens, "token")} of both` : null],
-      ["Allowed", context.budget === null ? "nothing limits it" : many(context.budget, "token")],
+      ["Kept by the provider", context.kept_tokens ? `${many(context.kept_tokens, "token")} of these` : null],
+      ["Allowed", context.budget === null ? "no limit" : many(context.budget, "token")],
       [
-        isSent ? "Of what was sent" : "Of what was to be sent",
+        isSent ? "Of the sent tokens" : "Of the tokens to send",
         `conversation ${number(context.conversation_tokens)}, tool results ${number(context.tool_tokens)}`,
       ],
       ["Changed", rules(context.trimmed) || "nothing"],
       ["Thinking", thinking(context)],
       [
         "Estimate",
-        off === null ? null : `${percent(Math.abs(off), 1)} ${off >= 0 ? "below" : "above"} what was reported`,
+        off === null ? null : `${percent(Math.abs(off), 1)} ${off >= 0 ? "below" : "above"} the reported tokens`,
       ],
     ]),
     items.length
@@ -210,9 +212,9 @@ function unchanged({ trimmed }) {
 
 /** Why thinking blocks were removed, by the reason in the record. */
 const REMOVED = /** @type {Record<string, string>} */ ({
-  trim: "a trim changed what they were created after",
-  mode: "a response mode changed a result that they were created after",
-  tools: "other tools were offered",
+  trim: "a trim changed messages before them",
+  mode: "a response mode changed a tool result before them",
+  tools: "the tools of the request changed",
   refused: "the provider refused them",
   earlier: "removed on earlier calls",
 });
@@ -271,12 +273,12 @@ function itemsTable(items) {
         name: "What was done",
         show: (item) => h("span", { class: `badge rule-${item.rule}`, title: RULES[item.rule]?.[0] }, item.rule),
       },
-      { name: "Came", width: "4.4rem", numeric: true, show: (item) => number(item.tokens) },
+      { name: "Received", width: "5.4rem", numeric: true, show: (item) => number(item.tokens) },
       { name: "Sent", width: "4.4rem", numeric: true, show: (item) => number(item.sent_tokens) },
-      { name: "Weight", width: "6rem", wide: true, show: (item) => weight(item, most) },
+      { name: "Tokens", width: "6rem", wide: true, show: (item) => tokenBar(item, most) },
     ],
     key: (item) => String(item.index),
-    kind: (item) => (item.sent_tokens === 0 ? "gone" : ""),
+    kind: (item) => (item.sent_tokens === 0 ? "dropped" : ""),
     rowHeight: 26,
   });
   table.set(items);
@@ -287,10 +289,10 @@ function itemsTable(items) {
  * @param {Item} item
  * @param {number} most
  */
-function weight(item, most) {
-  const came = h("span", { class: "came" });
+function tokenBar(item, most) {
+  const received = h("span", { class: "received" });
   const sent = h("span", { class: "sent" });
-  came.style.width = `${(item.tokens / most) * 100}%`;
+  received.style.width = `${(item.tokens / most) * 100}%`;
   sent.style.width = `${(Math.min(item.sent_tokens, item.tokens) / most) * 100}%`;
-  return h("span", { class: "weight", "aria-hidden": "true" }, came, sent);
+  return h("span", { class: "tokens", "aria-hidden": "true" }, received, sent);
 }

@@ -1,5 +1,5 @@
 /**
- * What views say of calls alike.
+ * Texts and table columns for calls, shared by the views.
  * @module
  */
 import { h } from "../dom.js";
@@ -9,26 +9,26 @@ import { to } from "../router.js";
 /** @typedef {import("../types.js").Call} Call */
 
 /**
- * What an outcome means, where it is not "ok".
+ * Explanation of each outcome.
  * @type {Record<string, string>}
  */
 export const OUTCOMES = {
-  ok: "It went well.",
-  provider_error: "The provider refused it, or its stream carried an error.",
-  refused: "The gateway refused it.",
-  upstream_failed: "The provider gave no answer.",
-  upstream_broken: "The provider's answer broke off.",
-  budget_end: "The stream was ended because its budget was.",
-  client_left: "The client left before the answer had ended.",
-  client_stalled: "The client took nothing of the answer for too long.",
-  cut_at_shutdown: "The gateway was stopped.",
-  too_slow: "A call of the gateway's own took too long.",
-  worker_lost: "Its worker was gone before it was settled.",
-  pending: "Its answer is made in the background and was not fetched yet.",
-  internal_error: "The gateway failed: a bug.",
+  ok: "It succeeded.",
+  provider_error: "The provider returned an error, also within a stream.",
+  refused: "The gateway refused the call.",
+  upstream_failed: "The provider did not respond.",
+  upstream_broken: "The provider's response broke off.",
+  budget_end: "The gateway ended the stream because the budget was used up.",
+  client_left: "The client disconnected before the end of the response.",
+  client_stalled: "The client read nothing of the response for too long.",
+  cut_at_shutdown: "The gateway was stopped during the call.",
+  too_slow: "A call that the gateway made itself took too long.",
+  worker_lost: "The worker ended before it settled the call.",
+  pending: "The response is created in the background and was not fetched yet.",
+  internal_error: "The gateway failed because of a bug.",
 };
 
-/** The outcomes of calls that failed, as `FAILED` in `gateway/core/record.py` has them. A refused call did not fail. */
+/** The outcomes of failed calls, like `FAILED` in `gateway/core/record.py`. A refused call is not a failed call. */
 const FAILED = [
   "provider_error",
   "upstream_failed",
@@ -73,7 +73,7 @@ export function cachedShare(calls) {
 }
 
 /**
- * What a trim did: `drop 4, condense 2`.
+ * Return the rules of a trim with their numbers: `drop 4, condense 2`.
  * @param {Record<string, number>} trimmed
  */
 export function rules(trimmed) {
@@ -86,7 +86,7 @@ export function rules(trimmed) {
 function trim({ context }) {
   if (!context || !Object.keys(context.trimmed).length) return null;
   const left = `−${compact(context.original_tokens - context.tokens)}`;
-  const title = `${context.shadow ? "would be, but nothing was changed: " : ""}${rules(context.trimmed)}`;
+  const title = `${context.shadow ? "shadow, nothing was changed: " : ""}${rules(context.trimmed)}`;
   return h("span", { class: context.shadow ? "badge" : "badge trim", title }, context.shadow ? `(${left})` : left);
 }
 
@@ -100,7 +100,7 @@ function input({ usage, usage_source: source }) {
 }
 
 /**
- * The columns of a table of calls, but for the first.
+ * Return the columns of a table of calls, without the first one.
  * @param {{withSession?: boolean}} options
  * @returns {import("../table.js").Column<Call>[]}
  */
@@ -121,7 +121,7 @@ export function callColumns({ withSession = false } = {}) {
       width: "5.2rem",
       numeric: true,
       wide: true,
-      hint: "share of the input that the provider had cached",
+      hint: "share of the input from the provider's cache",
       show: ({ usage }) =>
         usage ? percent(usage.input_tokens ? usage.cache_read_tokens / usage.input_tokens : 0) : "–",
     },
@@ -139,22 +139,22 @@ export function callColumns({ withSession = false } = {}) {
       width: "5.4rem",
       numeric: true,
       wide: true,
-      hint: "from the request's end to the answer's",
+      hint: "from the end of the request to the end of the response",
       show: ({ duration_ms }) => milliseconds(duration_ms),
     },
     {
-      name: "Left out",
+      name: "Removed",
       width: "6rem",
       numeric: true,
       wide: true,
-      hint: "tokens that were not sent, and by which rule",
+      hint: "tokens that trimming removed; the rules are in the tooltip",
       show: trim,
     },
     {
       name: "Tools",
       width: "9rem",
       wide: true,
-      hint: "tools that the answer calls",
+      hint: "tools that the response calls",
       show: ({ tools }) => h("span", { class: "cut", title: tools.join(", ") }, tools.join(", ")),
     },
   ];

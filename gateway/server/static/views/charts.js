@@ -1,5 +1,5 @@
 /**
- * The charts of a session: its calls one by one, oldest first, by number or by time.
+ * Draw the charts of a session: its calls, oldest first, by number or by time.
  * @module
  */
 import { Chart } from "../chart.js";
@@ -53,33 +53,33 @@ export class Charts {
         lines: [
           { label: "output", colour: "output", as: "bars", format: number },
           { label: "input", colour: "input", as: "bars", format: number },
-          { label: "of it cached", colour: "cached", as: "bars", format: number },
+          { label: "cached input", colour: "cached", as: "bars", format: number },
         ],
       }),
       total: new Chart({
         ...common,
-        title: "Tokens in all, and the budget",
+        title: "Total tokens, and the budget",
         lines: [
           { label: "used by this session", colour: "input", filled: true, format: compact },
-          { label: "now, with child sessions", colour: "came", dashed: true, format: compact },
+          { label: "now, with child sessions", colour: "received", dashed: true, format: compact },
           { label: "budget", colour: "limit", dashed: true, format: compact },
         ],
       }),
       context: new Chart({
         ...common,
-        title: "Context: as it came, as it was sent",
+        title: "Context: received and sent",
         lines: [
-          { label: "came", colour: "came", filled: true, format: number },
+          { label: "received", colour: "received", filled: true, format: number },
           { label: "sent", colour: "input", filled: true, format: number },
           { label: "allowed", colour: "limit", dashed: true, format: number },
         ],
       }),
       cost: new Chart({
         ...common,
-        title: "Cost of each call, and in all",
+        title: "Cost of each call, and total cost",
         lines: [
           { label: "call", colour: "cost", as: "bars", format: usd, least: -6 },
-          { label: "in all", colour: "output", scale: "right", format: usd, least: -6 },
+          { label: "total", colour: "output", scale: "right", format: usd, least: -6 },
         ],
       }),
       cache: new Chart({
@@ -92,7 +92,7 @@ export class Charts {
         ...common,
         title: "Time of each call",
         lines: [
-          { label: "in all", colour: "came", as: "bars", format: milliseconds, least: -1 },
+          { label: "total", colour: "received", as: "bars", format: milliseconds, least: -1 },
           { label: "first byte", colour: "input", as: "bars", format: milliseconds, least: -1 },
         ],
       }),
@@ -120,7 +120,7 @@ export class Charts {
     this.calls = calls.filter((call) => call.usage || call.context).reverse();
     this.element.hidden = this.calls.length === 0;
     if (!this.calls.length) return;
-    // Calls before these: the session counts those that have a usage.
+    // Number of earlier calls: the session counts calls with a usage.
     const before = Math.max(0, session.calls - this.calls.filter(({ usage }) => usage).length);
     const xs = this.calls.map((call, index) =>
       this.axis === "time" ? Date.parse(call.started_at) / 1000 : before + index + 1,
@@ -143,7 +143,7 @@ export class Charts {
       this.calls.map(({ usage }) => (usage ? get(usage) : null));
     const input = of((usage) => usage.input_tokens);
     const cached = of((usage) => usage.cache_read_tokens);
-    // The larger stands behind the smaller, so that what is seen of it is the difference.
+    // Larger bars are drawn behind smaller ones, so that the visible part is the difference.
     const both = of((usage) => usage.input_tokens + usage.output_tokens);
     this.charts.tokens.set([xs, both, input, cached], [xs, of((usage) => usage.output_tokens), input, cached]);
   }
@@ -172,22 +172,22 @@ export class Charts {
   context(xs) {
     const of = (/** @type {(context: import("../types.js").Context, outcome: string) => number | null} */ get) =>
       this.calls.map(({ context, outcome }) => (context ? get(context, outcome) : null));
-    const came = of((context) => context.original_tokens);
-    // Of a call that was refused nothing was sent.
+    const received = of((context) => context.original_tokens);
+    // Nothing was sent for a refused call.
     const sent = of((context, outcome) => (outcome === "refused" ? null : context.tokens));
-    const most = Math.max(...came.map((one) => one ?? 0));
-    // A limit far above all that came would leave nothing to see of it.
+    const most = Math.max(...received.map((one) => one ?? 0));
+    // A limit far above all values would make the values too small to see.
     const budget = of((context) => (context.budget !== null && context.budget < 3 * most ? context.budget : null));
     this.charts.context.set(
       [
         xs,
-        came,
-        sent.map((tokens, index) => (tokens !== null && this.calls[index].context?.shadow ? came[index] : tokens)),
+        received,
+        sent.map((tokens, index) => (tokens !== null && this.calls[index].context?.shadow ? received[index] : tokens)),
         budget,
       ],
-      [xs, came, sent, of((context) => context.budget)],
+      [xs, received, sent, of((context) => context.budget)],
     );
-    this.charts.context.element.hidden = came.every((one) => one === null);
+    this.charts.context.element.hidden = received.every((one) => one === null);
   }
 
   /** @param {number[]} xs */
@@ -205,8 +205,8 @@ export class Charts {
 }
 
 /**
- * What child sessions used of the session's budget; null: no calls of any. Where cached tokens count less, or the
- * budget has refilled, they may have used more tokens than this.
+ * Return what child sessions used of the session's budget; null without such calls. If cached tokens count less, or the
+ * budget has refilled, they may have used more tokens.
  * @param {Session} session
  */
 export function childrenOf({ used_with_children: used, calls, cumulative_token_usage: own }) {
@@ -220,7 +220,7 @@ function sum(values) {
 }
 
 /**
- * Sums up to each value, so that the last one is `end`: what came before the first was there already.
+ * Return running sums whose last value is `end`. The difference is the sum before the first value.
  * @param {number[]} values
  * @param {number} end
  */
@@ -230,12 +230,12 @@ function running(values, end) {
 }
 
 /**
- * In which mode and step the calls were made, as far as their records say: one box for each stretch of calls.
+ * Show the response mode and step of the calls: one box for each run of calls with the same value.
  * @param {Call[]} calls
  */
 function strip(calls) {
   const rows = /** @type {[string, (call: Call) => string | null | undefined][]} */ ([
-    ["Results as", (call) => call.response_mode],
+    ["Response mode", (call) => call.response_mode],
     ["Step", (call) => call.active_step],
   ]);
   return rows.map(([name, of]) => {
@@ -255,7 +255,7 @@ function strip(calls) {
 }
 
 /**
- * Each value with how often it comes in a row.
+ * Return each value with the number of times that it occurs in a row.
  * @param {string[]} values
  * @returns {[string, number][]}
  */

@@ -1,5 +1,5 @@
 /**
- * Health: the store, the providers and what is under way, as one worker knows them.
+ * The health view: the store, the providers and the running calls, from the view of one worker.
  * @module
  */
 import { ApiError, api } from "../api.js";
@@ -11,14 +11,14 @@ import { plain } from "../table.js";
 
 const RENEW_MS = 5000;
 const STATES = /** @type {Record<string, [string, string, string]>} */ ({
-  ok: ["good", "well", "Its last call went well."],
-  not_called: ["", "not called yet", "This worker has sent it no call yet."],
-  no_key: ["", "no key", "No key is configured for it, and no call with a caller's own key went to it yet."],
-  failing: ["warn", "failing", "It failed since its last good answer, and is asked all the same."],
+  ok: ["good", "ok", "Its last call succeeded."],
+  not_called: ["", "not called yet", "This worker has not sent a call to it yet."],
+  no_key: ["", "no key", "No key is configured for it, and no call with a caller's own key was sent to it yet."],
+  failing: ["warn", "failing", "Its last calls failed. Calls are still sent to it."],
   left_alone: [
     "bad",
-    "left alone",
-    "It failed too often in a row: calls for it are refused at once, or go to another (breaker).",
+    "circuit open",
+    "It failed too often in a row. Calls are refused at once, or sent to a fallback (breaker).",
   ],
 });
 
@@ -35,7 +35,7 @@ export async function health() {
       fill(seen);
     } catch (error) {
       fill(seen, error instanceof Error ? error.message : String(error));
-      if (error instanceof ApiError && error.status === 401) clearInterval(timer); // a key that is entered shows it anew
+      if (error instanceof ApiError && error.status === 401) clearInterval(timer); // entering a key loads the view again
     }
   };
   const timer = setInterval(again, RENEW_MS);
@@ -46,41 +46,41 @@ export async function health() {
 /** @param {Health} now */
 function content({ version, worker, store, providers, default_provider: first, status, unrecorded_refusals: refused }) {
   const isWell = status === "ready";
-  const others = worker.workers > 1 ? `of ${number(worker.workers)}: each answers for itself` : null;
+  const others = worker.workers > 1 ? `one of ${number(worker.workers)}; each reports only about itself` : null;
   return [
     h(
       "dl",
       { class: "tiles" },
       tile("Gateway", h("span", { class: `badge ${isWell ? "good" : "bad"}` }, status), `version ${version}`),
       tile("Worker", number(worker.pid).replaceAll("\u202f", ""), others),
-      tile("Up for", span((Date.now() - Date.parse(worker.started_at)) / 1000), ["since ", clock(worker.started_at)]),
-      tile("Calls under way", number(worker.calls)),
-      tile("Holds", number(worker.holds), "kept alive"),
-      tile("Waiting", number(store.waiting), "settled, not in the store yet"),
+      tile("Uptime", span((Date.now() - Date.parse(worker.started_at)) / 1000), ["since ", clock(worker.started_at)]),
+      tile("Running calls", number(worker.calls)),
+      tile("Holds", number(worker.holds), "reserved budget of running calls"),
+      tile("Waiting", number(store.waiting), "settled calls, not in the store yet"),
     ),
     h("h2", {}, "Store"),
     store.problem ? h("p", { class: "problem", role: "alert" }, store.problem, " ", advice(store)) : null,
     facts([
-      ["Place", h("span", { class: "mono" }, store.url)],
+      ["URL", h("span", { class: "mono" }, store.url)],
       [
         "State",
         h(
           "span",
           { class: `badge ${store.reachable && !store.away ? "good" : "bad"}` },
-          store.reachable ? (store.away ? "coming back" : "reachable") : "away",
+          store.reachable ? (store.away ? "recovering" : "reachable") : "unavailable",
         ),
       ],
       [
-        "While it is away",
-        store.on_failure === "open" ? "calls are taken, within what was left of budgets" : "new calls are refused",
+        "While it is unavailable",
+        store.on_failure === "open" ? "calls are accepted within the last known budgets" : "new calls are refused",
       ],
-      ["Settled calls that wait", number(store.waiting)],
+      ["Settled calls waiting", number(store.waiting)],
     ]),
     h("h2", {}, "Providers"),
     providers.length
       ? plain(
           "Providers",
-          [["Provider"], ["State"], ["Failures", "num"], ["Asked in", "num"], ["Spoken to by", "wide"]],
+          [["Provider"], ["State"], ["Failures", "num"], ["Next try in", "num"], ["Adapter", "wide"]],
           providers.map((one) => {
             const [kind, text, title] = STATES[one.state];
             const name = [
@@ -108,7 +108,7 @@ function refusals(refused) {
     h("h2", {}, "Refusals without a record"),
     plain(
       "Refusals without a record",
-      [["Error"], ["Hash of the key"], ["Times", "num"], ["Last"], ["Message", "wide"]],
+      [["Error"], ["Hash of the key"], ["Count", "num"], ["Last"], ["Message", "wide"]],
       refused.map((one) => [
         h("span", { class: "badge warn", title: String(one.status) }, one.code),
         one.credential === null ? "–" : h("span", { class: "mono" }, one.credential),
@@ -123,6 +123,6 @@ function refusals(refused) {
 /** @param {Health["store"]} store */
 function advice(store) {
   return store.on_failure === "open"
-    ? "What calls cost is written to the journal until it is back."
-    : "New calls are refused until it is back; what running ones cost is written to the journal.";
+    ? "Until it is available again, the usage of calls is written to the journal."
+    : "Until it is available again, new calls are refused, and the usage of running calls is written to the journal.";
 }

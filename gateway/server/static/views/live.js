@@ -1,5 +1,5 @@
 /**
- * Live: calls as they settle, and at what rate.
+ * The live view: calls when they are settled, and their rates.
  * @module
  */
 import { Chart } from "../chart.js";
@@ -49,7 +49,7 @@ export function live() {
     isPaused = !isPaused;
     held = feed.calls;
     button.setAttribute("aria-pressed", String(isPaused));
-    fill(button, isPaused ? "Go on" : "Pause");
+    fill(button, isPaused ? "Resume" : "Pause");
     draw();
   });
 
@@ -57,7 +57,7 @@ export function live() {
     const rows = isPaused ? held : feed.calls;
     table.set(rows);
     const unseen = isPaused ? feed.calls.findIndex((call) => call === held[0]) : 0;
-    const waiting = isPaused ? `${unseen < 0 ? `more than ${KEPT}` : number(unseen)} new since it was paused` : "";
+    const waiting = isPaused ? `${unseen < 0 ? `more than ${KEPT}` : number(unseen)} new since the pause` : "";
     fill(state, waiting);
     fill(place, rows.length ? table.element : nothing());
     if (rows.length) table.draw();
@@ -102,10 +102,10 @@ function nothing() {
   if (feed.state === "connecting") return h("p", { class: "loading" }, "Loading …");
   if (feed.state === "locked") return notice("A key is needed", "Calls are shown once it is entered.");
   if (feed.state === "offline")
-    return notice("The gateway does not answer", "Check that it is running. This page tries again by itself.");
+    return notice("The gateway does not respond", "Check that it is running. This page tries again automatically.");
   return notice(
     "No calls yet",
-    `Point a client at ${location.origin}/v1, and its calls are shown here as they settle.`,
+    `Connect a client to ${location.origin}/v1. Its calls are shown here when they are settled.`,
   );
 }
 
@@ -118,7 +118,7 @@ function timeLink(call) {
 function rates(calls) {
   const now = Date.now();
   const recent = calls.filter((call) => now - Date.parse(call.started_at) < RATE_S * 1000);
-  // Where the list is full, it may not reach back that far.
+  // A full list may not reach back that far.
   const oldest = recent.length === KEPT ? (now - Date.parse(recent[recent.length - 1].started_at)) / 1000 : RATE_S;
   const minutes = Math.max(1, oldest) / 60;
   const sum = (/** @type {(call: Call) => number} */ of) => recent.reduce((total, call) => total + of(call), 0);
@@ -144,7 +144,7 @@ function rates(calls) {
 }
 
 /**
- * Rates in buckets of half a minute; the last one is not over and is drawn as it is.
+ * Return the rates in buckets of half a minute. The last bucket is incomplete and not extrapolated.
  * @param {Call[]} calls
  */
 function perMinute(calls) {

@@ -1,5 +1,5 @@
 /**
- * Models: their windows and prices, where those come from, and how far estimates were off of late.
+ * The view of models: context windows, prices and their sources, and how accurate recent estimates were.
  * @module
  */
 import { api } from "../api.js";
@@ -46,7 +46,7 @@ export async function models(params) {
     const mine = ++turn;
     const { models: rows } = await api(`api/models?limit=${MOST}&q=${encodeURIComponent(wanted)}`);
     if (mine !== turn) return;
-    /** @type {Model[]} a model that is named twice is listed once */
+    /** @type {Model[]} a model with two entries is listed once */
     const once = [...new Map(rows.map((/** @type {Model} */ row) => [row.model, row])).values()];
     fill(state, rows.length === MOST ? `the first ${number(once.length)}` : number(once.length));
     table.set(once);
@@ -55,8 +55,8 @@ export async function models(params) {
       rows.length
         ? table.element
         : notice(
-            "No model of that name",
-            "Models of the configured providers are listed here. A model that is not listed may be called all the same; its window and price are then not known. Give them under models: in gateway.yaml.",
+            "No model with this name",
+            "This list has the models of the configured providers. A model that is not listed can be called too, but its context window and price are unknown. Set them under models: in gateway.yaml.",
           ),
     );
     table.draw();
@@ -85,7 +85,7 @@ export async function models(params) {
     h(
       "p",
       { class: "muted" },
-      `Of the newest ${number(RECORDS)} calls: how many more input tokens a provider reported than were expected when the call was sent. Budgets and trims rest on what is expected.`,
+      `How many more input tokens the provider reported than the gateway estimated, for the newest ${number(RECORDS)} calls. Budgets and trimming use the estimate.`,
     ),
     errors,
   );
@@ -101,7 +101,7 @@ export async function models(params) {
 
 /** @param {Model} row */
 function windowOf(row) {
-  return row.input ? `${number(row.window)}, of input ${number(row.input)}` : number(row.window);
+  return row.input ? `${number(row.window)}, input at most ${number(row.input)}` : number(row.window);
 }
 
 /** @returns {import("../table.js").Column<Model>[]} */
@@ -122,15 +122,15 @@ function columns() {
       name: "Window",
       width: "5rem",
       numeric: true,
-      hint: "tokens that it takes, answer included",
+      hint: "context window in tokens, output included",
       show: (row) => h("span", { title: windowOf(row) }, compact(row.window)),
     },
     {
-      name: "Answer",
+      name: "Output",
       width: "5rem",
       numeric: true,
       wide: true,
-      hint: "tokens that it gives at most",
+      hint: "most output tokens of a call",
       show: (row) => h("span", { title: number(row.output) }, compact(row.output)),
     },
     { name: "In", width: "4.8rem", numeric: true, hint: `input, ${perMillion}`, show: price("input") },
@@ -161,7 +161,7 @@ function columns() {
       name: "Source",
       width: "15rem",
       wide: true,
-      hint: "where these come from",
+      hint: "source of these numbers",
       show: (row) => h("span", { class: "cut", title: detail(row) }, sources(row)),
     },
   ];
@@ -169,14 +169,14 @@ function columns() {
 
 /**
  * @param {Call[]} calls newest first
- * @param {Chart[]} charts that are made
+ * @param {Chart[]} charts receives the created charts
  */
 function estimates(calls, charts) {
   /** @type {Map<string, {at: number, off: number}[]>} */
   const byModel = new Map();
   for (const { context, usage, usage_source: source, provider, model, started_at: at } of calls.toReversed()) {
     if (!context || !usage || source !== "provider" || !usage.input_tokens) continue;
-    // What was only decided (shadow) was not sent: what came is what was weighed.
+    // In shadow mode the received request was sent unchanged.
     const expected = context.shadow ? context.original_tokens : context.tokens;
     const name = `${provider}/${model}`;
     byModel.set(name, [
@@ -187,12 +187,12 @@ function estimates(calls, charts) {
   if (!byModel.size)
     return notice(
       "No records yet",
-      "They are there once a provider has reported the usage of a call that was weighed.",
+      "They appear after a provider has reported the usage of a call whose tokens were counted.",
     );
   const names = [...byModel.keys()].sort((a, b) => (byModel.get(b)?.length ?? 0) - (byModel.get(a)?.length ?? 0));
   const chart = new Chart({
-    title: "Reported above or below the estimate",
-    lines: [{ label: "off by", colour: "input", as: "dots", format: (value) => percent(value, 1), least: -3 }],
+    title: "Reported tokens above or below the estimate",
+    lines: [{ label: "difference", colour: "input", as: "dots", format: (value) => percent(value, 1), least: -3 }],
     time: true,
     formatX: (x) => timeOf(x),
     range: [null, null],
@@ -232,7 +232,7 @@ function estimates(calls, charts) {
       "div",
       {},
       plain(
-        "How far estimates were off, by model",
+        "Error of the estimates, by model",
         [["Model"], ["Calls", "num"], ["Median", "num"], ["95 %", "num"], ["Mean", "num wide"]],
         rows,
       ),

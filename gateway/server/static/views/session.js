@@ -1,5 +1,5 @@
 /**
- * A session: what it has used and may use, its calls over time, what was left out of them, its tools.
+ * The view of a session: its usage and budget, its calls over time, what was trimmed, its tools.
  * @module
  */
 import { ApiError, api, sessionPath } from "../api.js";
@@ -18,7 +18,7 @@ import { Charts, childrenOf, inRow } from "./charts.js";
 /** @typedef {{calls: Call[], cursor: string | null}} Page newest first */
 
 const PAGE = 1000;
-/** calls that are asked for when there are new ones; where more are missing, a page */
+/** calls to load when there are new ones; if more are missing, a page is loaded */
 const FEW = 100;
 const RENEW_MS = 1000;
 const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
@@ -53,7 +53,7 @@ class SessionView {
     this.found = found;
     this.calls = page.calls;
     this.cursor = page.cursor;
-    /** calls that it counts and that are not listed here: with the next page, or gone */
+    /** charged calls that are not listed: they are on the next page, or were deleted */
     this.unlisted = unlisted(found, page.calls);
     this.asked = 0;
     this.drawn = 0;
@@ -204,7 +204,7 @@ class SessionView {
     if (!isGap && !fresh.some((call) => call.session === this.id)) return;
     this.timer ??= setTimeout(() => {
       this.timer = undefined;
-      // Where the gateway does not answer, or a key is needed, the page says so at its top.
+      // If the gateway does not respond, or a key is needed, the top of the page says so.
       this.renew().catch((error) => [0, 401].includes(error.status) || this.say(error));
     }, RENEW_MS);
   }
@@ -212,24 +212,24 @@ class SessionView {
   /** @param {unknown} error */
   say(error) {
     this.problem.hidden = false;
-    fill(this.problem, `What is shown here is not the latest: ${error instanceof Error ? error.message : error}`);
+    fill(this.problem, `This view could not be updated: ${error instanceof Error ? error.message : error}`);
   }
 
-  /** The session as it is now, and the calls that are new. */
+  /** Load the current session and its new calls. */
   async renew() {
     const turn = ++this.asked;
-    // First the session: the calls that it counts are listed then.
+    // Load the session first: then the list contains all calls that it counts.
     const found = await api(this.path, { quiet: true });
     const newest = (/** @type {number} */ limit) => api(`${this.path}/calls?limit=${limit}`, { quiet: true });
     const wasReset = found.calls < this.found.calls;
     const few = await newest(FEW);
     const isEnough = wasReset || unlisted(found, merged(this.calls, few.calls)) <= this.unlisted;
     const page = isEnough ? few : await newest(PAGE);
-    if (turn < this.drawn) return; // who asked later was answered sooner
+    if (turn < this.drawn) return; // a later request was answered first
     this.drawn = turn;
     this.add(page);
     const left = unlisted(found, this.calls);
-    // Some may have been listed since that the session, as it was found, does not count yet.
+    // The list may contain newer calls that the loaded session does not count yet.
     this.unlisted = wasReset ? left : Math.max(left, this.unlisted);
     this.found = found;
     this.problem.hidden = true;
@@ -238,13 +238,13 @@ class SessionView {
   }
 
   /**
-   * The newest calls. Where they do not reach down to those that are known, these are forgotten: they can be loaded
-   * again, and what lies between would be missing.
+   * Add the newest calls. If they do not reach back to a known call, the known calls are forgotten, because the calls
+   * between would be missing. They can be loaded again.
    * @param {Page} page
    */
   add({ calls, cursor }) {
     const known = new Map(this.calls.map((call) => [call.call_id, call]));
-    // Rows in which nothing changed are not drawn anew.
+    // Unchanged rows are not drawn again.
     const same = (/** @type {Call} */ call) =>
       known.get(call.call_id)?.outcome === call.outcome ? known.get(call.call_id) : call;
     const isApart = !calls.some((call) => known.has(call.call_id));
@@ -273,10 +273,10 @@ class SessionView {
         number(usage.output_tokens),
         usage.reasoning_tokens ? `${number(usage.reasoning_tokens)} reasoning` : null,
       ),
-      tile("Cost", usd(found.cost_usd), found.cost_usd === null ? "a price is not known" : null),
-      tile("Left out", number(saved.input_tokens), `in ${many(saved.calls, "call")}`),
+      tile("Cost", usd(found.cost_usd), found.cost_usd === null ? "a price is unknown" : null),
+      tile("Removed", number(saved.input_tokens), `in ${many(saved.calls, "call")}`),
       tile(
-        "Results as",
+        "Response mode",
         found.response_mode.replace("_", " "),
         found.active_step ? ["step ", found.active_step] : null,
       ),
@@ -311,7 +311,7 @@ function parentLine({ parents = [] }) {
   return h(
     "p",
     {},
-    parents.length > 1 ? "Parents, whose budgets it uses too: " : "Parent, whose budget it uses too: ",
+    parents.length > 1 ? "Calls are also charged to the parents " : "Calls are also charged to the parent ",
     ...links,
   );
 }
@@ -319,9 +319,9 @@ function parentLine({ parents = [] }) {
 /** @param {Session} found */
 function budgetBars(found) {
   const { budget, declared_budget: declared } = found;
-  if (!budget) return h("p", { class: "muted" }, "No budget: nothing limits this session.");
-  const held = budget.held ? `${number(budget.held)} tokens are held by calls under way. ` : "";
-  const resets = budget.resets_in_s === null ? "" : `It is full again in ${number(budget.resets_in_s)} s. `;
+  if (!budget) return h("p", { class: "muted" }, "No budget: this session has no limit.");
+  const held = budget.held ? `Running calls hold ${number(budget.held)} tokens. ` : "";
+  const resets = budget.resets_in_s === null ? "" : `The budget refills in ${number(budget.resets_in_s)} s. `;
   const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
   const children = childrenOf(found);
   const shared = children
@@ -339,7 +339,7 @@ function parentBars({ parents = [] }) {
 /**
  * @param {string} label
  * @param {import("../types.js").Budget} budget
- * @param {string} prefix stands before the name of each bar
+ * @param {string} prefix prefix of the name of each bar
  * @param {Node | null} [notes]
  */
 function bars(label, budget, prefix, notes = null) {
@@ -378,8 +378,8 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
   const counts = Object.entries(tools);
   const places = Object.entries(steps).filter(([, place]) => place.active_step);
   if (!recent.length && !counts.length && !places.length) return null;
-  const weight = (/** @type {{results: number, result_tokens: number}} */ one) =>
-    `${many(one.results, "result")} of ${many(one.result_tokens, "token")} in its last call`;
+  const inContext = (/** @type {{results: number, result_tokens: number}} */ one) =>
+    `${many(one.results, "result")} of ${many(one.result_tokens, "token")} in the last call's context`;
   return h(
     "div",
     { class: "tools-used" },
@@ -391,7 +391,7 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
       .flat(),
     counts.length
       ? [
-          h("h2", {}, "Tools by calls"),
+          h("h2", {}, "Tools by number of calls"),
           h(
             "ul",
             { class: "chips" },
@@ -399,7 +399,7 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
               h(
                 "li",
                 {},
-                h("span", { class: "badge mono", title: weight(one) }, name, h("b", {}, ` ${number(one.calls)}`)),
+                h("span", { class: "badge mono", title: inContext(one) }, name, h("b", {}, ` ${number(one.calls)}`)),
               ),
             ),
           ),
@@ -407,7 +407,7 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
       : null,
     recent.length
       ? [
-          h("h2", {}, "Called last"),
+          h("h2", {}, "Last tool calls"),
           h(
             "ol",
             { class: "chips arrows" },
@@ -420,11 +420,11 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
   );
 }
 
-/** @param {string | null} iso null: no call of it was counted */
+/** @param {string | null} iso null: no call was charged */
 function began(iso) {
-  if (iso === null) return tile("Began", ago(iso));
+  if (iso === null) return tile("Started", ago(iso));
   const day = h("time", { title: exact(iso), datetime: iso }, new Date(iso).toLocaleDateString());
-  return tile("Began", day, clock(iso));
+  return tile("Started", day, clock(iso));
 }
 
 /** @param {import("../types.js").Step} place */
@@ -433,9 +433,9 @@ function stepOf(place) {
   const at =
     place.sequence_index === null
       ? ""
-      : `, ${number(place.sequence_index)} of ${number(place.sequence.length)} of its sequence done`;
+      : `, ${number(place.sequence_index)} of ${number(place.sequence.length)} entries of its sequence done`;
   return [
     h("span", { class: "badge mono", title: place.description }, place.active_step),
-    `${at}${due}${place.is_set ? ", set by hand" : ""}`,
+    `${at}${due}${place.is_set ? ", set manually" : ""}`,
   ];
 }

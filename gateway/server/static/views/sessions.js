@@ -1,5 +1,5 @@
 /**
- * Sessions: all of them, by when they were called last, by tokens, by cost; found by a part of their ids.
+ * The list of sessions: sorted by last call, tokens or cost, and searched by a part of the id.
  * @module
  */
 import { api } from "../api.js";
@@ -12,7 +12,7 @@ import { Table } from "../table.js";
 /** @typedef {import("../types.js").Session} Session */
 
 const PAGE = 200;
-/** by cost the gateway looks through all sessions for each page */
+/** larger, because the gateway reads many sessions for each page sorted by cost */
 const COST_PAGE = 1000;
 const TYPED_MS = 250;
 const RENEW_MS = 3000;
@@ -81,7 +81,7 @@ class List {
     this.stop = () => {};
   }
 
-  /** Renew by itself, until it is closed. */
+  /** Update the list regularly until the view is closed. */
   start() {
     const stopHearing = feed.onCalls(() => (this.isStale = true));
     const renewing = setInterval(() => this.renew(), RENEW_MS);
@@ -118,7 +118,7 @@ class List {
     try {
       await this.load();
     } catch (error) {
-      fill(this.place, notice("This could not be shown", error instanceof Error ? error.message : String(error)));
+      fill(this.place, notice("The data could not be loaded", error instanceof Error ? error.message : String(error)));
     }
   }
 
@@ -137,7 +137,7 @@ class List {
     return api(`api/sessions?${query}`, options);
   }
 
-  /** The first page. */
+  /** Load the first page. */
   async load() {
     const mine = ++this.turn;
     this.isStale = false;
@@ -148,7 +148,7 @@ class List {
     this.draw();
   }
 
-  /** The next page, where there is one. */
+  /** Load the next page, if there is one. */
   async more() {
     if (this.isLoading || this.cursor === null) return;
     this.isLoading = true;
@@ -161,14 +161,14 @@ class List {
       this.cursor = page.cursor;
     } catch (error) {
       fill(this.state, error instanceof Error ? error.message : String(error));
-      return; // it is tried again when one scrolls on
+      return; // scrolling further tries again
     } finally {
       this.isLoading = false;
     }
     this.draw();
   }
 
-  /** The first page again, where something was called and nobody has scrolled down. */
+  /** Load the first page again if there were new calls and the list is not scrolled down. */
   async renew() {
     const isBusy = () => this.isLoading || document.hidden || this.table.element.scrollTop > 0;
     if (!this.isStale || isBusy()) return;
@@ -180,19 +180,19 @@ class List {
       this.isStale = isBusy();
       if (this.isStale) return;
       const before = new Map(this.rows.map((row) => [row.id, row]));
-      // Rows in which nothing changed are not drawn anew.
+      // Unchanged rows are not drawn again.
       this.rows = page.sessions.map((/** @type {Session} */ row) => same(before.get(row.id), row));
       this.cursor = page.cursor;
       this.draw();
     } catch {
-      this.isStale = true; // the feed says that the gateway does not answer
+      this.isStale = true; // the feed shows that the gateway does not respond
     }
   }
 
   draw() {
     const { length } = this.rows;
-    const more = this.cursor === null ? "" : " and more below";
-    const bound = this.sort === "cost" ? ", of the 10 000 called last" : "";
+    const more = this.cursor === null ? "" : ", more below";
+    const bound = this.sort === "cost" ? ", of the 10,000 called last" : "";
     fill(this.state, length ? `${number(length)}${more}${bound}` : "");
     this.table.set(this.rows);
     if (length) fill(this.place, this.table.element);
@@ -202,15 +202,15 @@ class List {
   }
 
   nothing() {
-    if (this.cursor !== null) return loading("Looking further back …");
+    if (this.cursor !== null) return loading("Searching older sessions …");
     if (this.part)
       return notice(
-        "No session of that name",
-        `Nothing that is kept has “${this.part}” in its id. Sessions are forgotten some time after their last call (sessions.ttl).`,
+        "No session found",
+        `No stored session has “${this.part}” in its id. Sessions are deleted some time after their last call (sessions.ttl).`,
       );
     return notice(
       "No sessions yet",
-      `Point a client at ${location.origin}/v1 and name its session in the header x-session-id.`,
+      `Connect a client to ${location.origin}/v1 and name its session in the header x-session-id.`,
     );
   }
 
@@ -237,7 +237,7 @@ function columns() {
     row.derived_id
       ? h(
           "span",
-          { class: "badge", title: "The client named none: it was recognised by how the conversation begins." },
+          { class: "badge", title: "The client named no session. The id was derived from the start of the conversation." },
           "derived",
         )
       : null,
@@ -265,7 +265,7 @@ function columns() {
       width: "5.2rem",
       numeric: true,
       wide: true,
-      hint: "share of the input that the provider had cached",
+      hint: "share of the input from the provider's cache",
       show: (row) => percent(usage(row).input_tokens ? usage(row).cache_read_tokens / usage(row).input_tokens : null),
     },
     {
@@ -273,16 +273,16 @@ function columns() {
       width: "5rem",
       numeric: true,
       wide: true,
-      hint: "input tokens that trimming kept from being sent",
+      hint: "input tokens that trimming removed",
       show: (row) => (row.saved_by_trimming.input_tokens ? compact(row.saved_by_trimming.input_tokens) : "–"),
     },
     { name: "Cost", width: "6.6rem", numeric: true, wide: true, show: (row) => usd(row.cost_usd) },
     { name: "Budget", width: "9rem", narrow: "4.9rem", show: budgetCell },
     {
-      name: "Results as",
+      name: "Mode",
       width: "8rem",
       wide: true,
-      hint: "how tool results are shown to the model",
+      hint: "response mode: how much of a tool result is sent to the model",
       show: (row) => h("span", { class: `badge mode-${row.response_mode}` }, row.response_mode.replace("_", " ")),
     },
   ];
