@@ -75,7 +75,7 @@ def _origin(value: str) -> str:
     return value
 
 
-class Sessions(Section):
+class SessionSettings(Section):
     """How calls are put together to sessions."""
 
     id_headers: tuple[str, ...] = Field(
@@ -252,7 +252,7 @@ class Settings(Section):
     built_in_providers: bool = Field(default=True, description="Whether the built-in providers and their routes exist.")
     models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
     context: Context = Field(Context(), description="How requests are made to fit their context budget.")
-    sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
+    sessions: SessionSettings = Field(SessionSettings(), description="How calls are put together to sessions.")
     budget: Budget = Field(Budget(), description="What a session may spend.")
     steps: tuple[StepRow, ...] = Field(
         (), description="Steps of calls without an agent: which tools may be called when. See docs/concepts/steps.md."
