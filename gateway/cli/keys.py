@@ -31,7 +31,7 @@ from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
     from gateway.core.ledger.arithmetic import Balance, Claim, Limits
-    from gateway.core.ports import Store
+    from gateway.core.ports import Ledger, Store
     from gateway.core.stored import StoredKey
 
 app = typer.Typer(cls=Group, help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
@@ -226,7 +226,7 @@ def _refused(problem: str, given: Mapping[str, object]) -> str:
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-async def _balance(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Balance | None]:
+async def _balance(opened: Ledger, kept: Sequence[StoredKey]) -> Sequence[Balance | None]:
     """How the budgets of keys stand; None for one whose account cannot be read, which hides no other key's."""
     from gateway.core.errors import StoreDamaged
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gateway.core.errors import InvalidRequest
     from gateway.core.ledger.arithmetic import Dimension
     from gateway.core.ledger.session_key import SessionKey
-    from gateway.core.ports import Store
+    from gateway.core.ports import Sessions, Store
 
 T = TypeVar("T")
 
@@ -301,7 +301,7 @@ def _no_session(session: str, config: Path | None, store: str | None) -> NoRetur
     stop(f"There is no session {quoted(session)} in {_place(config, store)}{alike}.", Exit.FAILED)
 
 
-async def like_session(opened: Store, name: str) -> str:
+async def like_session(opened: Sessions, name: str) -> str:
     """Return a suggestion, from the newest sessions, to append to the error about an unknown one, or an empty text.
 
     That is the session of a client key with the same id, else the one whose name is most alike.

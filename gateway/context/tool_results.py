@@ -27,7 +27,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, ShownResult, milder, show, show_blocks, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, SummaryLimits
-from gateway.core.ports import Store
+from gateway.core.ports import Results
 
 #: the field of a message that calls tools, and a handle among their arguments, which asks for a full text
 _CALLS: Final = b'"tool_calls"'
@@ -62,7 +62,7 @@ _AS_RECEIVED: Final = _Shown()
 class ToolResultRenderer:
     """Shows tool results. Shared by all calls. `most`: bytes of texts that a session keeps; 0: none are kept."""
 
-    def __init__(self, store: Store, most: int) -> None:
+    def __init__(self, store: Results, most: int) -> None:
         self.most = most
         self._store = store
         self._decisions = SummaryChoices(store)

@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
-from gateway.core.ports import Store
+from gateway.core.ports import Sessions, Store
 from gateway.core.record import CallRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Usage, UsageSource
 from gateway.core.values import dataclass
@@ -89,7 +89,7 @@ async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> Asy
             before = page[-1].call_id
 
 
-async def _sessions(store: Store) -> AsyncIterator[SessionKey]:
+async def _sessions(store: Sessions) -> AsyncIterator[SessionKey]:
     cursor: str | None = None
     while True:
         page = await store.sessions(None, _PAGE, cursor, "recent")

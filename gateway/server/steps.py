@@ -8,7 +8,7 @@ from typing import Any
 from gateway.call.observers import tell_step
 from gateway.core import errors
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Observer, Sessions
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
 from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Step, StepState
@@ -93,7 +93,7 @@ def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting
 
 
 async def set_step(
-    store: Store, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
+    store: Sessions, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
 ) -> SessionState:
     """Put a session into a step, and tell of it. `at`: seconds since the epoch."""
     agent, before = setting.agent, _AT_START
