@@ -141,7 +141,7 @@ def test_the_remedy_says_money_in_plain_decimals_of_which_none_is_lost(limit: in
 def test_what_is_held_by_others_is_busy() -> None:
     fault = refusal(Refused(balance(held=995), "tokens", 9, is_busy=True), claim(), POLICY, 0)
     assert isinstance(fault, BudgetBusy)
-    assert "calls under way hold 995: this one needs 9" in fault.message
+    assert "running calls have reserved 995. This call needs 9" in fault.message
 
 
 def test_a_declared_budget_is_raised_where_it_is_declared() -> None:
