@@ -1,8 +1,8 @@
 """Find which thinking blocks stay valid after a change, on models that bind them to their prefix.
 
-Claude models from 5.5 and 5.1 on sign a thinking block together with everything in front of it: system prompt, tools
-and messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks
-in front of *p* stay valid. Blocks created after the change are valid too. A block that was removed once must stay
+Claude models from 5.5 and 5.1 on sign a thinking block together with everything before it: system prompt, tools and
+messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks
+before *p* stay valid. Blocks created after the change are valid too. A block that was removed once must stay
 removed, because later blocks were created without it.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 
@@ -35,12 +35,12 @@ from gateway.core.views.view import ElementCache, entries
 #: Positions `start` to `stop - 1`.
 Span = tuple[int, int]
 
-#: of what is remembered: one of another version is ignored
+#: version of the remembered JSON; other versions are ignored
 VERSION: Final = 1
 #: Checkpoints of one conversation. Without the oldest ones, a later change may remove more thinking than needed.
 MAX_CHECKPOINTS: Final = 16
 #: Spans and modes of one conversation. With more spans, the oldest thinking is removed as well, which leaves later
-#: blocks valid. A session that changes its mode more often keeps the last one of these.
+#: blocks valid. A session that changes its mode more often keeps the last of the remembered modes.
 MAX_SPANS: Final = 64
 #: How thinking is written in the bytes of a message, in any format.
 _MARKS: Final = (b"thinking", b"reasoning")
@@ -64,7 +64,7 @@ class StrippedMessage(NamedTuple):
 
 
 def bare_message(wire: Wire, raw: bytes) -> StrippedMessage:
-    """Return a message of this format without its thinking. All other bytes of it stay as they are."""
+    """Return a message of this format without its thinking. All its other bytes stay unchanged."""
     if not any(mark in raw for mark in _MARKS):
         return StrippedMessage(raw, outline_of(raw).identity, 0)
     message, is_odd = read(raw)
@@ -113,10 +113,10 @@ class SentPrefix:
 
     Attributes:
         received: hash of these positions as the client sent them, without thinking.
-        size: how many they are.
-        removed: spans whose thinking is not sent any more.
+        size: the number of positions.
+        removed: spans whose thinking is no longer sent.
         checkpoints: what was sent at each change, the oldest first.
-        modes: from which position on tool results are shown in which response mode.
+        modes: positions from which tool results are shown in another response mode, with this mode.
         tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
         provider_drops: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
             thinking, or removing blocks here would have removed valid ones too.
@@ -131,14 +131,14 @@ class SentPrefix:
     provider_drops: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value that JSON can hold."""
+        """Return a JSON-compatible value."""
         value = {"v": VERSION, "received": self.received, "size": self.size, "removed": self.removed,
                  "checkpoints": self.checkpoints, "modes": self.modes, "tools": self.tools}  # fmt: skip
         return {**value, "provider_drops": True} if self.provider_drops else value
 
     @classmethod
     def from_json(cls, value: Any) -> SentPrefix | None:
-        """Return the prefix, or None for a value that is none of this version."""
+        """Return the prefix, or None if the value is not of this version."""
         if not isinstance(value, Mapping) or value.get("v") != VERSION:
             return None
         try:
@@ -162,7 +162,7 @@ def _mode(name: object) -> ResponseMode:
 class BoundConversation:
     """The messages of one request to a model that binds thinking to its prefix.
 
-    `book`: keeps what was read of each message.
+    `book`: a cache of what was read of each message.
     """
 
     def __init__(self, wire: Wire, received: Hashed, *, book: ElementCache | None = None) -> None:
@@ -178,7 +178,7 @@ class BoundConversation:
 
     @cached_property
     def positions(self) -> Sequence[int]:
-        """The position of each message; one that holds nothing but thinking has that of the next message."""
+        """Return the position of each message. A message of only thinking has the position of the next message."""
         positions, at = [], 0
         for one in self._bare:
             positions.append(at)
@@ -191,12 +191,12 @@ class BoundConversation:
 
     @property
     def size(self) -> int:
-        """How many positions there are."""
+        """Return the number of positions."""
         return len(self._identities)
 
     @property
     def messages(self) -> Sequence[bytes]:
-        """The messages as received."""
+        """Return the messages as received."""
         return self._received.raws
 
     def index_of(self, position: int) -> int:
@@ -222,7 +222,7 @@ class BoundConversation:
 
     @cached_property
     def is_compacted(self) -> bool:
-        """Return whether the first message holds a compaction, so that messages before it are not sent any more."""
+        """Return whether the first message holds a compaction, so that messages before it are no longer sent."""
         first = next(iter(self._received.raws), b"")
         message = read(first)[0] if _COMPACTION in first else None
         content = message.get("content") if isinstance(message, dict) else None
@@ -230,10 +230,10 @@ class BoundConversation:
 
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
-        read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
-        for one in sorted(read_, key=lambda one: -one.size):
-            if 0 < one.size <= self.size and self._hash(self._identities[: one.size]) == one.received:
-                return one
+        known = [prefix for value in prefixes if (prefix := SentPrefix.from_json(value)) is not None]
+        for prefix in sorted(known, key=lambda prefix: -prefix.size):
+            if 0 < prefix.size <= self.size and self._hash(self._identities[: prefix.size]) == prefix.received:
+                return prefix
         return None
 
     def as_unknown(self) -> SentPrefix:
@@ -285,14 +285,14 @@ class BoundConversation:
         """
         if tools != (known.tools if known is not None else ""):
             return 0
-        identities, undone = self._sent_identities(sent), self.size
+        identities, lost_from = self._sent_identities(sent), self.size
         for size, count, name in (*reversed(known.checkpoints if known is not None else ()), Checkpoint(0, 0, "")):
             if count and (count > len(identities) or self._hash(identities[:count]) != name):
-                # This checkpoint is not sent any more: all later thinking was created after other messages.
-                undone = size
+                # This checkpoint is no longer sent: all later thinking was created after other messages.
+                lost_from = size
                 continue
             # Between that change and the next one, everything was sent as received.
-            change = min(size + _same(identities[count:], self._identities[size:]), undone)
+            change = min(size + _common_length(identities[count:], self._identities[size:]), lost_from)
             is_whole = change == self.size and len(identities) - count == self.size - size
             return None if is_whole else change
         return 0
@@ -324,14 +324,14 @@ class BoundConversation:
 
     @cached_property
     def open_turn(self) -> int:
-        """The position at which the current turn begins: after the user's last words; `size` if no reply follows."""
+        """Return the position at which the current turn begins: after the last user text; `size` if no reply follows."""
         raws = self._received.raws
-        last = next((index for index in reversed(range(len(raws))) if _is_words(read(raws[index])[0])), -1)
+        last = next((index for index in reversed(range(len(raws))) if _is_user_text(read(raws[index])[0])), -1)
         return self.positions[last + 1] if last + 1 < len(raws) else self.size
 
     @cached_property
     def after_last_reply(self) -> int:
-        """The position after the model's last message: results from there on were not read by the model yet."""
+        """Return the position after the model's last message: the model has not read results from there on."""
         place = after_last_reply(self._received.raws)
         return self.positions[place] if place < len(self.positions) else self.size
 
@@ -374,8 +374,8 @@ class BoundConversation:
         return blake2b(b"".join(identities), digest_size=_HASH_BYTES).hexdigest()
 
 
-def _same(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Return how many values both begin with."""
+def _common_length(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Return the length of the common prefix of two sequences."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -385,10 +385,10 @@ def _changes_tools(content: object) -> bool:
     return isinstance(content, list) and bool(content) and all(changed_tool(block) for block in content)
 
 
-def _is_words(message: object) -> bool:
-    """Return whether a message is the user's and holds no tool result.
+def _is_user_text(message: object) -> bool:
+    """Return whether a message is a user message without a tool result.
 
-    Words beside a tool result belong to its tool round, so that its thinking is kept.
+    Text next to a tool result belongs to its tool round, so that the thinking of this round is kept.
     """
     if not isinstance(message, dict) or message.get("role") != "user":
         return False
@@ -413,7 +413,7 @@ def _bounded(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the same positions as few spans as possible, in order."""
+    """Return the same positions in as few spans as possible, in order."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

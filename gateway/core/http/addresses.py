@@ -26,9 +26,8 @@ def is_host(text: str) -> bool:
         if ":" in text:
             return bool(ipaddress.IPv6Address(text))
         if re.fullmatch(r"[0-9.]+", text):
-            *bytes_, last = map(int, text.split("."))  # 127.1 is 127.0.0.1
-            return len(bytes_) <= 3 and max(bytes_, default=0) <= 255 and last < 256 ** (4 - len(bytes_))  # noqa:
-            PLR2004
+            *head, last = map(int, text.split("."))  # 127.1 is 127.0.0.1
+            return len(head) <= 3 and max(head, default=0) <= 255 and last < 256 ** (4 - len(head))  # noqa: PLR2004
         text.encode("idna")  # fails if a part is empty or too long
     except ValueError:
         return False

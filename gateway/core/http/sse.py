@@ -2,8 +2,8 @@
 
 An event ends at a blank line made of LF, CR LF or CR (WHATWG HTML, section 9.2.6). The result does not depend on how
 the bytes are divided into chunks: a CR LF that arrives in two chunks leaves an LF before the next event, which parsers
-ignore. An incomplete event is buffered up to a limit. Beyond the limit the rest of the event is passed on as it arrives,
-without being parsed.
+ignore. An incomplete event is buffered up to a limit. Beyond the limit the rest of the event is passed on as it
+arrives, without being parsed.
 """
 
 from __future__ import annotations
