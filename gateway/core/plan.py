@@ -262,7 +262,7 @@ def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
 
 
 def _safely(original: CountedRequest, room: Room) -> int:
-    """Return the limit for `CountedRequest.framed`, in tokens, at which the request plus margin is within the budget."""
+    """Return the most tokens in `CountedRequest.framed` with which the request plus margin is in the budget."""
     if room.policy.safety is not None:
         return int(room.budget / room.policy.safety) - original.beyond
     known = room.learned

@@ -183,7 +183,7 @@ def times(price: Price, factor: Decimal) -> Price:
 
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
-    """Return the price in an entry of litellm's table, or None if tokens have no price or are not all that is billed."""
+    """Return the price in an entry of litellm's table, or None if it has no token prices or has other fees."""
     entry = _flattened(entry)
     rates = _rates(entry, "")
     if rates is None or _has_fees(entry, rates):

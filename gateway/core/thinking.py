@@ -118,7 +118,7 @@ class SentPrefix:
         checkpoints: what was sent at each change, the oldest first.
         modes: positions from which tool results are shown in another response mode, with this mode.
         tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
-        provider_drops: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
+        provider_drops: the provider has to drop invalid blocks itself: it refuses an open tool round without its
             thinking, or removing blocks here would have removed valid ones too.
     """
 
@@ -324,7 +324,7 @@ class BoundConversation:
 
     @cached_property
     def open_turn(self) -> int:
-        """Return the position at which the current turn begins: after the last user text; `size` if no reply follows."""
+        """Return the position after the last user text, where the current turn begins; `size` if no reply follows."""
         raws = self._received.raws
         last = next((index for index in reversed(range(len(raws))) if _is_user_text(read(raws[index])[0])), -1)
         return self.positions[last + 1] if last + 1 < len(raws) else self.size

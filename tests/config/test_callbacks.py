@@ -32,7 +32,7 @@ def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"url": "app.example"}, "url: must be an address like https://app.example/hooks/gateway"),
+        ({"url": "app.example"}, "url: must be a URL like https://app.example/hooks/gateway"),
         ({"url": "ftp://app.example"}, "url: must be"),
         ({"url": "https://"}, "url: must be"),
         ({"url": "https://app.example:99999/"}, "url: must be"),
@@ -49,7 +49,7 @@ def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None
         ({"headers": {"webhook-signature": "c"}}, "headers: "),
         ({"headers": {"Content-Length": "1"}}, "headers: "),
         ({"headers": {"x": "a\r\nb: c"}}, "headers: "),
-        ({"method": "GET"}, "method: there is no such key"),
+        ({"method": "GET"}, "method: unknown key"),
     ],
 )
 def test_what_is_wrong_with_a_webhook_is_named(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_azure_without_a_host_is_asked_for_its_address(loaded: Load) -> None:
     text = "providers: {azure: {key: 0123456789abcdef}}"
     assert problems_of(loaded, text) == ["providers.azure.base_url: field required"]
     [problem] = problems_of(loaded, "models: [{match: gpt-5, provider: azure}]")
-    assert problem.startswith("models[0].provider: there is no such provider")
+    assert problem.startswith("models[0].provider: unknown provider")
 
 
 def test_a_key_that_would_not_be_sent_is_an_error(loaded: Load) -> None:
@@ -170,7 +170,7 @@ def test_a_named_folder_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_as_it_could_be_read_only_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=r"pipe: is no ordinary file"):
+    with pytest.raises(ConfigError, match=r"pipe: is not a regular file"):
         load(tmp_path / "pipe", environment={})
 
 
@@ -194,12 +194,12 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("serverr: {}", "serverr: there is no such key (did you mean server?)"),
-        ("server: {prot: 1}", "server.prot: there is no such key (did you mean port?)"),
-        ("qqqqqq: 1", "qqqqqq: there is no such key"),
-        ("telemetry: {log: {levl: debug}}", "telemetry.log.levl: there is no such key (did you mean level?)"),
-        ("providers: {openai: {kye: a}}", "providers.openai.kye: there is no such key (did you mean key?)"),
-        ("providers: {openai: {timeout_s: {conect: 1}}}", "providers.openai.timeout_s.conect: there is no such key (did you mean connect?)"),
+        ("serverr: {}", "serverr: unknown key (did you mean server?)"),
+        ("server: {prot: 1}", "server.prot: unknown key (did you mean port?)"),
+        ("qqqqqq: 1", "qqqqqq: unknown key"),
+        ("telemetry: {log: {levl: debug}}", "telemetry.log.levl: unknown key (did you mean level?)"),
+        ("providers: {openai: {kye: a}}", "providers.openai.kye: unknown key (did you mean key?)"),
+        ("providers: {openai: {timeout_s: {conect: 1}}}", "providers.openai.timeout_s.conect: unknown key (did you mean connect?)"),
         ("models: [{match: a, provider: openai, betas: {x: 0}}]",
          "models[0].betas.x: input should be greater than or equal to 1"),
         ("models: [{match: a, provider: openai, betas: [x]}]",
@@ -208,7 +208,7 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
          "models[0].betas: takes 16 entries or fewer, and has 17"),
         ("models: [{match: a, provider: openai, input: 0}]",
          "models[0].input: input should be greater than or equal to 1"),
-        ("models: [{match: a, provider: openai, windw: 1}]", "models[0].windw: there is no such key (did you mean window?)"),
+        ("models: [{match: a, provider: openai, windw: 1}]", "models[0].windw: unknown key (did you mean window?)"),
         ("server: {port: 99999}", "server.port: input should be less than or equal to 65535"),
         ("server: {port: -1}", "server.port: input should be greater than or equal to 0"),
         ("server: {max_body_mb: 0}", "server.max_body_mb: input should be greater than 0"),
@@ -216,50 +216,50 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("sessions: {results_max_mb: -1}", "sessions.results_max_mb: input should be greater than or equal to 0"),
         ("sessions: {results_max_mb: 1.0e300}", "sessions.results_max_mb: input should be less than or equal to 1048576"),
         ("sessions: {on_missing: guess}", "sessions.on_missing: input should be 'derive', 'require' or 'none'"),
-        ("store: {url: postgres}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
-        ("store: {url: 'sqlite://'}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
-        ("providers: {x: {base_url: 'http://h:99999/v1'}}", "providers.x.base_url: must name a host, and a port between 1 and 65535 where it names one"),
-        ("providers: {x: {base_url: 'http://h:0/v1'}}", "providers.x.base_url: must name a host, and a port between 1 and 65535 where it names one"),
-        ("providers: {x: {base_url: 'http://h:a/v1'}}", "providers.x.base_url: must name a host, and a port between 1 and 65535 where it names one"),
-        ("providers: {x: {base_url: 'http://:80/v1'}}", "providers.x.base_url: must name a host, and a port between 1 and 65535 where it names one"),
-        ("providers: {x: {base_url: 'http://[::1/v1'}}", "providers.x.base_url: must name a host, and a port between 1 and 65535 where it names one"),
-        ("providers: {x: {base_url: 'ftp://h'}}", "providers.x.base_url: must be an http:// or https:// address without query"),
-        ("providers: {x: {base_url: 'http://h/v1?a=b'}}", "providers.x.base_url: must be an http:// or https:// address without query"),
+        ("store: {url: postgres}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… for TLS)"),
+        ("store: {url: 'sqlite://'}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… for TLS)"),
+        ("providers: {x: {base_url: 'http://h:99999/v1'}}", "providers.x.base_url: must have a host, and optionally a port from 1 to 65535"),
+        ("providers: {x: {base_url: 'http://h:0/v1'}}", "providers.x.base_url: must have a host, and optionally a port from 1 to 65535"),
+        ("providers: {x: {base_url: 'http://h:a/v1'}}", "providers.x.base_url: must have a host, and optionally a port from 1 to 65535"),
+        ("providers: {x: {base_url: 'http://:80/v1'}}", "providers.x.base_url: must have a host, and optionally a port from 1 to 65535"),
+        ("providers: {x: {base_url: 'http://[::1/v1'}}", "providers.x.base_url: must have a host, and optionally a port from 1 to 65535"),
+        ("providers: {x: {base_url: 'ftp://h'}}", "providers.x.base_url: must be an http:// or https:// URL without query"),
+        ("providers: {x: {base_url: 'http://h/v1?a=b'}}", "providers.x.base_url: must be an http:// or https:// URL without query"),
         ("providers: {x: {}}", "providers.x.base_url: field required"),
-        ("providers: {x: {base_url: 'http://h', headers: {'a b': c}}}", "providers.x.headers: 'a b' is no header name"),
+        ("providers: {x: {base_url: 'http://h', headers: {'a b': c}}}", "providers.x.headers: 'a b' is not a valid header name"),
         ("providers: {x: {base_url: 'http://h', auth: basic}}", "providers.x.auth: input should be 'bearer', 'x-api-key', 'api-key' or 'none'"),
-        ("default_provider: opnai", "default_provider: there is no such provider (did you mean openai?)"),
-        ("models: [{match: a, provider: grok}]", "models[0].provider: there is no such provider (did you mean groq?)"),
+        ("default_provider: opnai", "default_provider: unknown provider (did you mean openai?)"),
+        ("models: [{match: a, provider: grok}]", "models[0].provider: unknown provider (did you mean groq?)"),
         ("models: [{provider: openai}]", "models[0].match: field required"),
         ("models: [{match: '', provider: openai}]", "models[0].match: matches no model; * matches all"),
-        ("providers: {x/y: {base_url: 'http://h'}}", "providers: 'x/y' cannot be a provider's name, as calls say provider/model; leave out the slash"),
-        ("providers: {'': {base_url: 'http://h'}}", "providers: '' cannot be a provider's name, as calls say provider/model"),
-        ("providers: {openai: {key_prefixes: [sk-, ' ']}}", "providers.openai.key_prefixes: an empty one is how every credential begins; leave it out"),
-        ("store: {url: 'redis://h:99999'}", "store.url: each host is a name or an address, with a port between 1 and 65535"),
-        ("store: {url: 'redis://h/abc'}", "store.url: what stands behind the hosts is the database, a number as in /0"),
-        ("store: {url: 'redis://h?foo=1'}", "store.url: there is no such option here; known: none, without TLS (rediss://)"),
-        ("store: {url: 'sqlite:///tmp/x.db?mode=ro'}", "store.url: sqlite://PATH takes no options; leave out the question mark and what is behind it"),
+        ("providers: {x/y: {base_url: 'http://h'}}", "providers: 'x/y' cannot be the name of a provider, because calls name provider/model; leave out the slash"),
+        ("providers: {'': {base_url: 'http://h'}}", "providers: '' cannot be the name of a provider, because calls name provider/model"),
+        ("providers: {openai: {key_prefixes: [sk-, ' ']}}", "providers.openai.key_prefixes: an empty prefix matches every key; leave it out"),
+        ("store: {url: 'redis://h:99999'}", "store.url: each host is a name or an address, optionally with a port from 1 to 65535"),
+        ("store: {url: 'redis://h/abc'}", "store.url: after the hosts only a database number may follow, as in /0"),
+        ("store: {url: 'redis://h?foo=1'}", "store.url: unknown option; known: none without TLS (rediss://)"),
+        ("store: {url: 'sqlite:///tmp/x.db?mode=ro'}", "store.url: sqlite://PATH takes no options; remove the question mark and what follows it"),
         ("models: [{match: a, provider: openai, price: {input: -1, output: 1}}]", "models[0].price.input: input should be greater than or equal to 0"),
-        ("server: {host: not a host}", "server.host: is no address, and cannot be the name of one"),
+        ("server: {host: not a host}", "server.host: is neither an address nor a host name"),
         ("server: {host: ''}", "server.host: is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address"),
         ("server: {host: '[]'}", "server.host: is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address"),
-        ("server: {host: 'http://0.0.0.0'}", "server.host: is no address, and cannot be the name of one"),
-        ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
-        ("store: {url: 'sqlite://~nobody-here/x.db'}", "store.url: nobody knows which folder ~nobody-here is; write the path from / on"),
-        ("store: {journal: ~nobody-here/x}", "store.journal: nobody knows which folder ~nobody-here is"),
-        ('store: {url: "sqlite://a\\0b"}', "store.url: no path has a character NUL"),
-        ("providers: {openai: {tls: {ca_file: ~nobody-here}}}", "providers.openai.tls.ca_file: nobody knows which folder ~nobody-here is"),
-        ("agents: {a: ~nobody-here/x.yaml}", "agents.a: nobody knows which folder ~nobody-here is"),
-        ("steps: [{name: a, conditions: [{message_matches: '" + "(" * 3000 + ")" * 3000 + "'}]}]", "steps[0].conditions[0].message_matches: is no regular expression: it is nested too deep"),
+        ("server: {host: 'http://0.0.0.0'}", "server.host: is neither an address nor a host name"),
+        ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a shared store; set store.url to sqlite://PATH"),
+        ("store: {url: 'sqlite://~nobody-here/x.db'}", "store.url: the folder ~nobody-here is unknown; write an absolute path"),
+        ("store: {journal: ~nobody-here/x}", "store.journal: the folder ~nobody-here is"),
+        ('store: {url: "sqlite://a\\0b"}', "store.url: a path cannot contain the character NUL"),
+        ("providers: {openai: {tls: {ca_file: ~nobody-here}}}", "providers.openai.tls.ca_file: the folder ~nobody-here is"),
+        ("agents: {a: ~nobody-here/x.yaml}", "agents.a: the folder ~nobody-here is"),
+        ("steps: [{name: a, conditions: [{message_matches: '" + "(" * 3000 + ")" * 3000 + "'}]}]", "steps[0].conditions[0].message_matches: is not a valid regular expression: it is nested too deeply"),
         ("models: [{match: a, provider: openai, price: {input: 1e999999, output: 1}}]", "models[0].price.input: input should be less than or equal to 4500000"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
         ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
-        ("budget: {usd: 1e-99999999}", "budget.usd: is less than a billionth of a dollar; use 0, or 0.000000001 and more"),
+        ("budget: {usd: 1e-99999999}", "budget.usd: is less than a billionth of a dollar; use 0, or at least 0.000000001"),
         ("budget: {usd: '0.0000000009'}", "budget.usd: is less than a billionth of a dollar"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 99999999999999999999999}]}", "auth.keys[0].rpm: input should be less than or equal to 9007199254740992"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth.keys: keys[0] and keys[1] have the same name"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdeg}, {name: c, key: 0123456789abcdef}]}", "auth.keys: keys[0] and keys[2] have the same key"),
-        ("auth: {admin_key: 0123456789abcdef, keys: [{name: a, key: 0123456789abcdef}]}", "auth: admin_key is a client's key too, who could then raise every budget; choose another"),
+        ("auth: {admin_key: 0123456789abcdef, keys: [{name: a, key: 0123456789abcdef}]}", "auth: admin_key is also a client key, and that client could raise every budget; choose another one"),
     ],
 )  # fmt: skip
 def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, text: str, problem: str) -> None:
@@ -367,10 +367,10 @@ def test_a_number_that_nothing_can_be_reckoned_with_is_named_by_its_path(loaded:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("auth: {}\nserver: {}\nauth: {}", "auth: stands here twice, in lines 1 and 3"),
-        ("server:\n  port: 1\n  port: 2", "server.port: stands here twice, in lines 2 and 3"),
-        ("models:\n- match: a\n  provider: openai\n  match: b", "models[0].match: stands here twice, in lines 2 and 4"),
-        ("providers: {x: {}, 'x': {}}", "providers.x: stands here twice, in lines 1 and 1"),
+        ("auth: {}\nserver: {}\nauth: {}", "auth: is set twice, in lines 1 and 3"),
+        ("server:\n  port: 1\n  port: 2", "server.port: is set twice, in lines 2 and 3"),
+        ("models:\n- match: a\n  provider: openai\n  match: b", "models[0].match: is set twice, in lines 2 and 4"),
+        ("providers: {x: {}, 'x': {}}", "providers.x: is set twice, in lines 1 and 1"),
     ],
 )
 def test_a_key_that_stands_twice_is_named_with_its_lines(loaded: Load, text: str, problem: str) -> None:
@@ -426,11 +426,11 @@ def test_a_header_that_holds_a_credential_or_says_something_else_names_no_sessio
     for name in ("Authorization", "x-api-key", "API-Key", "x-goog-api-key", "x-portkey-virtual-key"):
         [problem] = problems_of(loaded, f"sessions: {{id_headers: [X-Good, {name}]}}")
         assert problem == (
-            f"sessions.id_headers: {name.lower()} holds a credential, which would be stored and logged as a session's id"
+            f"sessions.id_headers: {name.lower()} holds a credential, which would be stored and logged as a session id"
         )
     for name in ("X-Parent-Session-Id", "x-session-agent", "x-session-budget-tokens", "x-context-trim"):
         [problem] = problems_of(loaded, f"sessions: {{id_headers: [X-Good, {name}]}}")
-        assert problem.startswith(f"sessions.id_headers: {name.lower()} says something else of a call than its session")
+        assert problem.startswith(f"sessions.id_headers: {name.lower()} has another meaning for the gateway")
     assert loaded("sessions: {id_headers: [x-session-id, x-request-id]}").settings.sessions.id_headers
 
 
@@ -451,7 +451,7 @@ def test_every_reference_to_a_provider_that_is_not_there_is_named_at_once(loaded
     ("text", "why"),
     [
         ("a: [", "is not valid YAML"),
-        ("- a", "must hold keys and values, like server: {port: 8484}, not a list"),
+        ("- a", "must contain keys and values, like server: {port: 8484}, not a list"),
         ("just text", "not a text"),
         ("8484", "not a single value"),
         ("a: \x07", "YAML"),
@@ -708,7 +708,7 @@ def test_a_bare_host_gets_the_version_segment_and_a_path_is_kept(loaded: Load, w
 )
 def test_what_is_no_address_is_refused(loaded: Load, address: str) -> None:
     (problem,) = problems_of(loaded, f'providers: {{x: {{base_url: "{address}"}}}}'.replace("\n", "\\n\\n x"))
-    assert problem.startswith("providers.x.base_url: must be an http:// or https:// address")
+    assert problem.startswith("providers.x.base_url: must be an http:// or https:// URL")
 
 
 def test_fixed_headers_are_kept_in_lower_case_and_may_not_break_out(loaded: Load) -> None:
@@ -716,7 +716,7 @@ def test_fixed_headers_are_kept_in_lower_case_and_may_not_break_out(loaded: Load
     assert loaded(text).settings.providers["x"].headers == {"x-team": "a\tb"}
     for value in ("a\\r\\nx: y", "\\x00", "é"):
         (problem,) = problems_of(loaded, text.replace("a\\tb", value))
-        assert problem == "providers.x.headers: the value of 'X-Team' holds characters that no header may"
+        assert problem == "providers.x.headers: the value of 'X-Team' has characters that are not allowed in headers"
 
 
 def test_a_provider_may_be_named_by_a_number(loaded: Load) -> None:
@@ -975,7 +975,7 @@ def test_summaries_are_asked_of_a_provider_that_takes_chat(loaded: Load) -> None
     text = "models: [{match: small, provider: openai}]\nproviders: {openai: {dialects: [FORMAT]}}\n"
     summed = text + "budget: {summary_model: small}\ncontext: {summary: {model: openai/any}}"
     assert problems_of(loaded, summed.replace("FORMAT", "responses, messages")) == [
-        f"{path}: summaries are asked for in the format chat, which providers.openai.dialects does not name"
+        f"{path}: summaries use the format chat, which providers.openai.dialects does not list"
         for path in ("budget.summary_model", "context.summary.model")
     ]
     assert loaded(summed.replace("FORMAT", "responses, chat")).settings.budget.summary_model == "small"
@@ -983,7 +983,7 @@ def test_summaries_are_asked_of_a_provider_that_takes_chat(loaded: Load) -> None
     [problem] = problems_of(loaded, text.replace("FORMAT", "chats"))
     assert problem.startswith("providers.openai.dialects[0]: input should be 'chat', ")
     [problem] = problems_of(loaded, text.replace("FORMAT", ""))
-    assert problem == "providers.openai.dialects: names no format; leave it out, and every call is sent"
+    assert problem == "providers.openai.dialects: is empty; name formats, or leave it out to send every call"
 
 
 def test_models_that_share_calls_or_stand_in_are_served_by_somebody(loaded: Load) -> None:
@@ -992,7 +992,7 @@ def test_models_that_share_calls_or_stand_in_are_served_by_somebody(loaded: Load
     assert problem.startswith("models[0].fallback[1]: No provider is configured")
     assert loaded(text.replace(", a-typo", "")).settings.models[0].providers == ("openai", "groq")
     [problem] = problems_of(loaded, "models: [{match: a, provider: {openai: 1, gorq: 1}}]")
-    assert problem.startswith("models[0].provider: there is no such provider")
+    assert problem.startswith("models[0].provider: unknown provider")
     for wrong in ("{}", "{openai: 0}", "{openai: -1}"):
         assert problems_of(loaded, f"models: [{{match: a, provider: {wrong}}}]")
 
@@ -1087,12 +1087,12 @@ def test_a_built_in_provider_that_is_translated_keeps_its_key_and_no_address(loa
     ("block", "complaint"),
     [
         ("{adapter: litelm, base_url: 'http://h'}", "providers.x.adapter: input should be 'http' or 'litellm'"),
-        ("{base_url: 'http://h', litellm: bedrock}", "providers.x: litellm and options are for adapter: litellm"),
-        ("{base_url: 'http://h', options: {a: b}}", "providers.x: litellm and options are for adapter: litellm"),
-        ("{adapter: litellm, litellm: '../x'}", "providers.x.litellm: is litellm's name of a provider, like bedrock or vertex_ai"),
-        ("{adapter: litellm, options: {api_key: k}}", "providers.x.options: 'api_key' is set by the gateway, or no argument of litellm"),
-        ("{adapter: litellm, options: {_x: k}}", "providers.x.options: '_x' is set by the gateway, or no argument of litellm"),
-        ("{adapter: litellm, tls: {verify: false}}", "providers.x: tls is not for adapter litellm; set SSL_CERT_FILE in the environment"),
+        ("{base_url: 'http://h', litellm: bedrock}", "providers.x: litellm and options need adapter: litellm"),
+        ("{base_url: 'http://h', options: {a: b}}", "providers.x: litellm and options need adapter: litellm"),
+        ("{adapter: litellm, litellm: '../x'}", "providers.x.litellm: must be a provider name of litellm, like bedrock or vertex_ai"),
+        ("{adapter: litellm, options: {api_key: k}}", "providers.x.options: 'api_key' is set by the gateway, or is not an argument of litellm"),
+        ("{adapter: litellm, options: {_x: k}}", "providers.x.options: '_x' is set by the gateway, or is not an argument of litellm"),
+        ("{adapter: litellm, tls: {verify: false}}", "providers.x: tls does not work with adapter: litellm; set SSL_CERT_FILE in the environment"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_an_adapter_is_said(loaded: Load, block: str, complaint: str) -> None:

@@ -62,7 +62,7 @@ def test_variables_set_keys_of_the_one_provider_though_no_file_names_it() -> Non
     assert (upstream.key.get_secret_value(), upstream.base_url) == ("sk-1", "http://127.0.0.1:1/v1")
     assert found.notes == ()
     (note,) = config.load(environment={"GATEWAY_PROVIDERS_UPSTREAM_KEY": "sk-1"}, search=False).notes
-    assert "no such provider is configured" in note
+    assert "this provider is not configured" in note
 
 
 @pytest.mark.parametrize(

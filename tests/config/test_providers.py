@@ -27,7 +27,7 @@ def provider(**block: object) -> str:
 )
 def test_a_header_that_frames_requests_is_refused(name: str, problems: Problems) -> None:
     [problem] = problems(provider(headers={"x-a": "1", name: SECRET}))
-    assert problem == f"providers.x.headers: {name!r} is written by the gateway for each request; leave it out"
+    assert problem == f"providers.x.headers: {name!r} is set by the gateway for each request; leave it out"
 
 
 def test_a_provider_that_is_called_by_its_address_may_be_named_in_a_header(loaded: Load) -> None:
@@ -42,8 +42,8 @@ def test_a_provider_that_is_called_by_its_address_may_be_named_in_a_header(loade
 def test_a_credential_among_the_headers_beside_a_key_is_refused(auth: str, name: str, problems: Problems) -> None:
     [problem] = problems(provider(auth=auth, key=f"key-{SECRET}", headers={name: SECRET}))
     assert problem == (
-        f"providers.x: auth: {auth} sends the key as {name.lower()}, and headers has another; "
-        'take it out of headers, or set key: ""'
+        f"providers.x: auth: {auth} sends the key as {name.lower()}, which headers also has; "
+        'remove it from headers, or set key: ""'
     )
 
 
@@ -70,7 +70,9 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(middle: str, pr
     key = f"hunter2{middle}{SECRET}"
     for text, environment in ((provider(key=key), {}), (provider(key="${KEY}"), {"KEY": key})):
         [problem] = problems(text, environment)
-        assert problem.startswith("providers.x.key: holds a line break or another character that no header may")
+        assert problem.startswith(
+            "providers.x.key: contains a line break or another character that is not allowed in headers"
+        )
         assert "hunter2" not in problem
 
 
@@ -80,7 +82,7 @@ def test_a_key_that_nobody_asked_for_and_that_cannot_be_sent_is_left_out_and_nam
     found = loaded(text, held)
     assert [found.settings.providers[name].key.get_secret_value() for name in ("openai", "groq")] == ["", SECRET]
     [note] = found.notes
-    assert note.startswith("OPENAI_API_KEY: holds a line break or another character that no header may")
+    assert note.startswith("OPENAI_API_KEY: contains a line break or another character that is not allowed in headers")
     assert "hunter2" not in note
 
 
@@ -96,9 +98,9 @@ def test_a_key_that_is_not_used_is_not_complained_of(loaded: Load, text: str) ->
 def test_a_key_that_is_asked_for_and_cannot_be_sent_is_refused(problems: Problems) -> None:
     held = {"OPENAI_API_KEY": "hunter2\nb"}
     [problem] = problems("providers: {openai: {key: '${OPENAI_API_KEY}'}}", held)
-    assert problem.startswith("providers.openai.key: holds a line break")
+    assert problem.startswith("providers.openai.key: contains a line break")
     [problem] = problems("", {"GATEWAY_PROVIDERS_OPENAI_KEY": "hunter2\nb"})
-    assert problem.startswith("providers.openai.key: holds a line break")
+    assert problem.startswith("providers.openai.key: contains a line break")
 
 
 def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
@@ -113,6 +115,6 @@ def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
 def test_the_address_of_a_call_is_no_base_url(path: str, problems: Problems) -> None:
     for url in (f"http://h/v1{path}", f"http://h{path}/"):
         [problem] = problems(provider(base_url=url))
-        assert problem == f"providers.x.base_url: ends with the path of a call; give what stands before {path}"
+        assert problem == f"providers.x.base_url: ends with the path of a call; remove {path}"
     assert problems(provider(base_url=f"http://h{path}/v1")) == []
     assert problems(provider(base_url=f"http://h/v1{path}", adapter="litellm", litellm="cohere")) == [], "litellm's own"

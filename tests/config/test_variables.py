@@ -44,7 +44,7 @@ def notes(tmp_path: Path) -> Notes:
 )
 def test_a_variable_that_is_nearly_a_key_is_named_with_it_and_never_its_value(name: str, meant: str) -> None:
     (line,) = unknown_variables({name: SECRET}, ["openai", "own"])
-    assert line == f"{name}: this variable sets nothing: there is no such key (did you mean {meant}?)"
+    assert line == f"{name}: this variable has no effect: unknown key (did you mean {meant}?)"
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,13 @@ def test_a_variable_that_is_nearly_a_key_is_named_with_it_and_never_its_value(na
 def test_a_variable_of_a_provider_that_is_not_configured_says_where_that_has_to_stand(name: str, meant: str) -> None:
     (line,) = unknown_variables({name: SECRET}, ["openai", "groq"])
     assert line == (
-        f"{name}: this variable sets nothing: no such provider is configured{meant}; "
-        "it has to stand in the file first, below providers:"
+        f"{name}: this variable has no effect: this provider is not configured{meant}; "
+        "add it to the file under providers: first"
     )
 
 
 def test_a_variable_that_is_like_no_key_is_named_alone() -> None:
-    assert unknown_variables({"GATEWAY_NOPE": SECRET}, []) == [
-        "GATEWAY_NOPE: this variable sets nothing: there is no such key"
-    ]
+    assert unknown_variables({"GATEWAY_NOPE": SECRET}, []) == ["GATEWAY_NOPE: this variable has no effect: unknown key"]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_where_a_users_counter_fails_the_heuristic_counts_and_the_log_says_so_on
         plain.count(text) for text in ("b", "c", "e", "no such key")
     ]
     assert [record.message for record in caplog.records] == [
-        f"the token counter {own_module}:Fails failed; where it does, the heuristic counts"
+        f"the token counter {own_module}:Fails failed; the heuristic counts instead"
     ]
 
 

@@ -227,7 +227,7 @@ def test_a_table_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
     (folder / TABLES["o200k_base"].file).write_bytes(b"not the ranks")
     [note] = Counters(folder).notes()
     assert TABLES["o200k_base"].file in note
-    assert "where o200k_base would count" in note
+    assert "of o200k_base are estimated" in note
     assert "TIKTOKEN_CACHE_DIR" in note
     (folder / TABLES["cl100k_base"].file).unlink()
     assert len(Counters(folder).notes()) == 2
