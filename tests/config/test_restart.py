@@ -93,7 +93,7 @@ def named_in(file: str) -> set[str]:
     if file == "gateway.yaml":
         text = text.replace("\n#", "")
         [sections, keys, last] = re.findall(
-            r"What needs a restart: ([^;]+); of server: ([^;]+); with a Redis also (\S+)\. ", text
+            r"These keys need a restart: ([^;]+); of server: ([^;]+); with a Redis also (\S+)\. ", text
         )[0]
         return {*sections.split(", "), *(f"server.{key}" for key in keys.split(", ")), last}
     [table] = re.findall(r"These keys need a restart:\n\n(.*?)\n\n", text, re.DOTALL)
