@@ -87,7 +87,7 @@ def named_models(settings: Settings) -> list[tuple[str, str]]:
     return [*named, *((path, name) for path, name in asked if name is not None)]
 
 
-def served_by_nobody(settings: Settings) -> list[str]:
+def models_without_provider(settings: Settings) -> list[str]:
     """Return an error for each configured model without a provider, and for `summarize` without a model."""
     if settings.context.summary.model is None and "summarize" in settings.context.strategies:
         return ["context.summary.model: summarize needs a model; set one, or remove summarize from strategies"]

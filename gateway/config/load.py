@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from gateway.config.access import KeyBudget
 from gateway.config.complaints import (
     described,
+    models_without_provider,
     named_models,
     not_yaml,
-    served_by_nobody,
     unknown_agents,
     unknown_providers,
     unshared_store,
@@ -105,7 +105,7 @@ def load(
         problems += unknown_providers(merged)
     else:
         problems += unknown_providers(merged) + unshared_store(settings)
-        problems += served_by_nobody(settings) + unknown_agents(settings)
+        problems += models_without_provider(settings) + unknown_agents(settings)
     if problems:
         raise ConfigError(with_variables(problems, set_by.keys() - given.keys()))
     sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)

@@ -352,7 +352,7 @@ class ShuttingDown(GatewayFault):
 
 
 class ConfigError(Exception):
-    """The configuration is wrong. One line per problem, each beginning with its key path. Never raised at run time."""
+    """The configuration is wrong. One line per problem, each with its key path first. Never raised at run time."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

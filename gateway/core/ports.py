@@ -294,7 +294,7 @@ class ClientKeys(Protocol):
 
 
 class Lessons(Protocol):
-    """What workers learn from calls and share through a store, such as corrections of token counts."""
+    """The lessons that workers learn from calls and share in a store, such as corrections of token counts."""
 
     async def learned(self, key: str) -> bytes | None:
         """Return what `learn` left under this key, or None."""

@@ -197,15 +197,15 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
 
 def _tiers(entry: Mapping[str, object], rates: Rates, above: Mapping[int, Rates]) -> dict[str, Price]:
     """Return the prices of the service tiers that have their own rates in the entry."""
-    found: dict[str, Price] = {}
+    tiers: dict[str, Price] = {}
     for name in entry:
         match = _TIER.match(name)
         own = _rates(entry, f"_{match[1]}") if match else None
         if match and own is not None:
             own = _with_unlisted(own, rates)
             usual = {size: _in_proportion(own, rates, long) for size, long in above.items()}
-            found[match[1]] = price_of_rates(own, _above(entry, own, f"_{match[1]}", usual), {}, Decimal(0))
-    return found
+            tiers[match[1]] = price_of_rates(own, _above(entry, own, f"_{match[1]}", usual), {}, Decimal(0))
+    return tiers
 
 
 def _flattened(entry: Mapping[str, object]) -> Mapping[str, object]:
@@ -298,9 +298,9 @@ def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
     """Return the long-context rates of a tier that lists none: raised as much as the standard rates are."""
     changes = {}
     for field in fields(own):
-        mine, usual, longer = (getattr(row, field.name) for row in (own, rates, long))
-        if mine is not None and usual and longer is not None:
-            changes[field.name] = mine * longer / usual
+        own_rate, usual, longer = (getattr(row, field.name) for row in (own, rates, long))
+        if own_rate is not None and usual and longer is not None:
+            changes[field.name] = own_rate * longer / usual
     return replace(own, **changes)
 
 

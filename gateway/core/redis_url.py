@@ -73,12 +73,12 @@ def parse(url: str) -> Address:
     if kind is None:
         raise ValueError("this is not a Redis URL")
     user, _, password = userinfo.partition(":")
-    found = tuple(_host(text, _PORTS[kind]) for text in hosts.split(","))
-    if kind == "single" and len(found) > 1:
+    addresses = tuple(_host(text, _PORTS[kind]) for text in hosts.split(","))
+    if kind == "single" and len(addresses) > 1:
         raise ValueError("several hosts need redis+sentinel:// or redis+cluster://")
     service, db = _service_and_database(kind, path)
     options = _options(query, (*(_TLS if tls else ()), *(_SENTINEL if kind == "sentinel" else ())))
-    return Address(kind, found, shown, tls, unquote(user) or None, unquote(password) or None, db, service, options)
+    return Address(kind, addresses, shown, tls, unquote(user) or None, unquote(password) or None, db, service, options)
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
@@ -112,14 +112,14 @@ def _service_and_database(kind: Kind, path: str) -> tuple[str, int]:
 
 def _options(query: str, known: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     try:
-        found = tuple(parse_qsl(query, strict_parsing=True)) if query else ()
+        options = tuple(parse_qsl(query, strict_parsing=True)) if query else ()
     except ValueError:
         raise ValueError("each option after the question mark must be NAME=VALUE") from None
-    names = [name for name, _ in found]
+    names = [name for name, _ in options]
     if not set(names) <= set(known):
         raise ValueError(f"unknown option; known: {', '.join(known) or 'none without TLS (rediss://)'}")
     if len(set(names)) < len(names):
         raise ValueError("an option is given twice")
-    if dict(found).get("ssl_check_hostname", "true") not in ("true", "false"):
+    if dict(options).get("ssl_check_hostname", "true") not in ("true", "false"):
         raise ValueError("ssl_check_hostname must be true or false")
-    return found
+    return options

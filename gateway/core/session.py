@@ -176,7 +176,7 @@ Change = Callable[[SessionState], SessionState]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a call reads of its session before it is planned.
+    """The memory of a session that a call reads before it is planned.
 
     `kept`: input tokens of responses that providers keep, as written by `kept_as`, newest first.
     """

@@ -104,7 +104,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class CallOpening:
-    """What a call reads first: the memory of its session, its balances, and the totals if requested.
+    """The first read of a call: the memory of its session, its balances, and the totals if requested.
 
     `parents`: the parents of the other sessions that were requested, in their order.
     """

@@ -109,7 +109,7 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentPrefix:
-    """What was sent for the first `size` positions of a conversation.
+    """The messages sent for the first `size` positions of a conversation, as a session remembers them.
 
     Attributes:
         received: hash of these positions as the client sent them, without thinking.
@@ -180,14 +180,14 @@ class BoundConversation:
     def positions(self) -> Sequence[int]:
         """Return the position of each message. A message of only thinking has the position of the next message."""
         positions, at = [], 0
-        for one in self._bare:
+        for bare in self._bare:
             positions.append(at)
-            at += one.raw is not None
+            at += bare.raw is not None
         return positions
 
     @cached_property
     def _identities(self) -> Sequence[bytes]:
-        return [one.identity for one in self._bare if one.raw is not None]
+        return [bare.identity for bare in self._bare if bare.raw is not None]
 
     @property
     def size(self) -> int:
@@ -205,20 +205,20 @@ class BoundConversation:
 
     def hashes_at(self, sizes: Collection[int]) -> Mapping[int, str]:
         """Return the hash of the first positions as received, without thinking, for each of these sizes."""
-        hashed, done, found = blake2b(digest_size=_HASH_BYTES), 0, dict[int, str]()
+        hashed, done, hashes = blake2b(digest_size=_HASH_BYTES), 0, dict[int, str]()
         for size in sorted(size for size in sizes if 0 <= size <= self.size):
             hashed.update(b"".join(self._identities[done:size]))
-            found[size], done = hashed.hexdigest(), size
-        return found
+            hashes[size], done = hashed.hexdigest(), size
+        return hashes
 
     @cached_property
     def thinking(self) -> Mapping[int, int]:
         """Number of thinking blocks by position, for positions that have any."""
-        found: dict[int, int] = {}
-        for position, one in zip(self.positions, self._bare, strict=True):
-            if one.blocks:
-                found[position] = found.get(position, 0) + one.blocks
-        return found
+        blocks: dict[int, int] = {}
+        for position, bare in zip(self.positions, self._bare, strict=True):
+            if bare.blocks:
+                blocks[position] = blocks.get(position, 0) + bare.blocks
+        return blocks
 
     @cached_property
     def is_compacted(self) -> bool:
@@ -226,7 +226,7 @@ class BoundConversation:
         first = next(iter(self._received.raws), b"")
         message = read(first)[0] if _COMPACTION in first else None
         content = message.get("content") if isinstance(message, dict) else None
-        return isinstance(content, list) and any(is_compaction(one) for one in content if isinstance(one, dict))
+        return isinstance(content, list) and any(is_compaction(block) for block in content if isinstance(block, dict))
 
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
@@ -264,7 +264,7 @@ class BoundConversation:
         A message of nothing but thinking was left out. A change before it moves before the next assistant message, or
         to the end.
         """
-        found, waiting = list[int](), list[int]()
+        placed, waiting = list[int](), list[int]()
         for index in indices:
             message, _ = read(self._received.raws[index])
             role = message.get("role") if isinstance(message, dict) else None
@@ -272,10 +272,10 @@ class BoundConversation:
                 waiting.append(index)
                 continue
             if role == "assistant":
-                found += waiting
+                placed += waiting
                 waiting = []
-            found.append(index)
-        return [*found, *waiting]
+            placed.append(index)
+        return [*placed, *waiting]
 
     def first_change(self, known: SentPrefix | None, sent: Sequence[bytes], tools: str) -> int | None:
         """Return the first position where `sent` differs from the messages that later thinking was created after.
@@ -307,7 +307,7 @@ class BoundConversation:
 
     def blocks_in(self, sent: Sequence[bytes]) -> int:
         """Return the number of thinking blocks in some messages."""
-        return sum(one.blocks for one in self._read(self._hashed(sent)))
+        return sum(bare.blocks for bare in self._read(self._hashed(sent)))
 
     def is_continued(self, known: SentPrefix, sent: Sequence[bytes]) -> bool:
         """Return whether `sent` is what was sent at the last change, and after that what was received."""
@@ -320,7 +320,7 @@ class BoundConversation:
     def position_of(self, raw: bytes) -> int | None:
         """Return the position of a message with thinking by its bytes, or None."""
         pairs = zip(self.positions, self._received.raws, strict=True)
-        return next((position for position, one in pairs if one == raw), None)
+        return next((position for position, received in pairs if received == raw), None)
 
     @cached_property
     def open_turn(self) -> int:
@@ -348,7 +348,7 @@ class BoundConversation:
         """Return what to remember of this request, now that `sent` goes out instead of what was received."""
         identities = self._sent_identities(sent)
         now = Checkpoint(self.size, len(identities), self._hash(identities))
-        before = [one for one in known.checkpoints if self._holds(one, identities)] if known is not None else []
+        before = [point for point in known.checkpoints if self._holds(point, identities)] if known is not None else []
         return SentPrefix(
             self._hash(self._identities),
             self.size,
@@ -364,7 +364,7 @@ class BoundConversation:
         return count <= len(identities) and size < self.size and self._hash(identities[:count]) == name
 
     def _sent_identities(self, sent: Sequence[bytes]) -> Sequence[bytes]:
-        return [one.identity for one in self._read(self._hashed(sent)) if one.raw is not None]
+        return [bare.identity for bare in self._read(self._hashed(sent)) if bare.raw is not None]
 
     def _hashed(self, sent: Sequence[bytes]) -> Hashed:
         return self._received if sent is self._received.raws else Hashed(sent)
@@ -414,10 +414,10 @@ def _bounded(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Return the same positions in as few spans as possible, in order."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
         elif start < stop:
-            found.append((start, stop))
-    return tuple(found)
+            joined.append((start, stop))
+    return tuple(joined)

@@ -23,7 +23,7 @@ Reason = Literal["model", "provider"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingRule:
-    """What models of these patterns do with thinking blocks.
+    """A rule for the thinking blocks that models of these patterns can read.
 
     Attributes:
         models: patterns of their names.
@@ -83,13 +83,13 @@ def unread(
 ) -> tuple[UnreadableThinking, ...]:
     """Return which of the thinking blocks of a request its target drops, as far as the rules say."""
     ends = [*(origin.start for origin in origins[1:]), blocks]
-    found = []
+    unreadable = []
     for origin, end in zip(origins, ends, strict=False):
         # A client can leave out blocks, so that there are fewer than were counted.
         count, reason = min(end, blocks) - origin.start, _why(origin, provider, model, rules)
         if count > 0 and reason is not None:
-            found.append(UnreadableThinking(count, reason, origin.provider, origin.model))
-    return tuple(found)
+            unreadable.append(UnreadableThinking(count, reason, origin.provider, origin.model))
+    return tuple(unreadable)
 
 
 def followed(origins: Sequence[ThinkingOrigin], blocks: int, provider: str, model: str) -> tuple[ThinkingOrigin, ...]:
@@ -111,4 +111,4 @@ def _why(origin: ThinkingOrigin, provider: str, model: str, rules: ThinkingRules
 
 def _matches(model: str, patterns: Sequence[str]) -> bool:
     name = model.lower()
-    return any(fnmatchcase(one, pattern) for pattern in patterns for one in (name, name.rpartition("/")[2]))
+    return any(fnmatchcase(form, pattern) for pattern in patterns for form in (name, name.rpartition("/")[2]))
