@@ -1,4 +1,4 @@
-"""The calls of the bench: bodies, clients, and whether a wrong answer is seen."""
+"""Test the calls of the bench: bodies, clients, and detection of wrong responses."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def test_a_wrong_stream_is_seen(seen: TimedResponse) -> None:
     assert problem(seen, stream("a", "b", reported=None), is_trimmed=False)
 
 
-def test_a_call_that_was_to_be_cut_and_was_not_is_seen() -> None:
+def test_missing_trim_is_reported() -> None:
     assert problem(whole(), whole(), is_trimmed=True) == "the request was not trimmed"
 
 
-def test_a_request_is_the_same_each_time_and_no_two_are_alike() -> None:
+def test_requests_are_reproducible_and_distinct() -> None:
     workload = Workload("small", 2, 3)
     bodies = [workload.body(client, call) for client in range(2) for call in range(3)]
     assert len(set(bodies)) == 6
     assert bodies == [Workload("small", 2, 3).body(client, call) for client in range(2) for call in range(3)]
 
 
-def test_a_session_goes_on_where_its_last_call_ended() -> None:
+def test_session_continues_after_its_last_call() -> None:
     workload = Workload("long", 1, 2, history=4)
     first, second = (json.loads(workload.body(0, call))["messages"] for call in range(2))
     assert second[: len(first)] == first
@@ -103,7 +103,7 @@ def test_a_session_goes_on_where_its_last_call_ended() -> None:
     ],
     ids=lambda workload: workload.name,
 )
-def test_answers_through_a_gateway_are_those_of_the_provider(
+def test_responses_through_gateway_equal_direct_ones(
     workload: Workload, gateway: GatewayThread, mock_server: MockServer, mock: MockProvider, session: str
 ) -> None:
     with Load(mock_server.url, session, workload) as load:
@@ -115,7 +115,7 @@ def test_answers_through_a_gateway_are_those_of_the_provider(
     assert [problem(*pair, is_trimmed=workload.is_trimmed) for pair in pairs] == [None] * len(pairs)
 
 
-def test_a_client_that_reaches_nobody_gives_up() -> None:
+def test_client_without_server_gives_up() -> None:
     with Load(f"http://127.0.0.1:{closed_port()}", "nobody", Workload("small", 2, 5)) as load:
         seen = load.run()
     assert [[one.status for one in of_client] for of_client in seen] == [[0], [0]]

@@ -1,4 +1,4 @@
-"""What the bench finds wrong. That it finds nothing where all is right, and its figures: tests/cli/test_bench.py."""
+"""Test the problems that the bench reports. tests/cli/test_bench.py tests its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complaints are in words of the file, one for each fault, and repeat nothing that may be a secret."""
+"""Test configuration errors: one per mistake, in terms of the file, and without secrets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_one_fault_is_one_complaint_in_words_of_the_file(text: str, problem: str
         ("hunter2: 5", "hunter2: unknown key"),
     ],
 )
-def test_a_key_that_is_indented_otherwise_is_told_where_it_belongs(text: str, problem: str, problems: Problems) -> None:
+def test_wrongly_indented_key_gets_a_suggestion(text: str, problem: str, problems: Problems) -> None:
     assert problems(text) == [problem]
 
 
@@ -105,7 +105,7 @@ def test_a_variable_that_is_no_list_is_told_how_one_is_written(problems: Problem
         ("a: 2024-99-99", ": it contains an impossible date or number; put quotes around a text that looks like one"),
     ],
 )
-def test_what_is_no_yaml_has_a_reason_that_repeats_nothing(text: str, reason: str, problems: Problems) -> None:
+def test_yaml_error_does_not_repeat_the_file(text: str, reason: str, problems: Problems) -> None:
     [problem] = problems(text)
     assert problem.partition("is not valid YAML")[2].startswith(reason)
     assert SECRET not in problem

@@ -1,4 +1,4 @@
-"""gateway.yaml: every problem named by its key path, secrets never shown, keys never sent to a moved address."""
+"""Test loading gateway.yaml: errors have key paths and no secrets, and moved providers get no keys."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_servers_of_this_machine_get_no_credential_and_are_on_it(loaded: Loa
     )
 
 
-# --- azure: everybody has a host of his own there ------------------------------------------------------------------------------
+# --- azure: each customer has its own host ------------------------------------------------------------------------------
 
 AZURE_KEY = "azure-0123456789abcdef"
 
@@ -99,7 +99,7 @@ def test_azure_is_built_in_where_its_endpoint_is_named(endpoint: str, loaded: Lo
     assert found.key_sources["azure"] == "AZURE_OPENAI_API_KEY"
 
 
-def test_azure_may_be_named_in_the_file_and_then_gets_no_key_that_was_meant_for_elsewhere(loaded: Load) -> None:
+def test_azure_with_own_url_does_not_get_the_environment_key(loaded: Load) -> None:
     text = "providers: {azure: {base_url: 'https://own.example/openai/v1'}}"
     environment = {"AZURE_OPENAI_ENDPOINT": "https://other.example", "AZURE_OPENAI_API_KEY": AZURE_KEY}
     row = loaded(text, environment).settings.providers["azure"]
@@ -131,7 +131,7 @@ def test_settings_cannot_be_changed_after_they_are_read(loaded: Load) -> None:
         setattr(settings.server, "port", 1)  # noqa: B010  # the type checker knows it is read-only
 
 
-# --- where it is looked for ---------------------------------------------------------------------------------------------------
+# --- search for the file ---------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_looked_for_as_named_then_in_the_environment_then_here(
@@ -179,16 +179,14 @@ def test_a_name_that_no_file_can_have_is_an_error_that_names_it(tmp_path: Path) 
         load(tmp_path / ("x" * 300), environment={})
 
 
-def test_without_an_environment_of_its_own_it_reads_the_processs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GATEWAY_SERVER_PORT", "9123")
     monkeypatch.delenv("GATEWAY_CONFIG", raising=False)
     assert load().settings.server.port == 9123
 
 
-# --- problems, each by its path ---------------------------------------------------------------------------------------------------
+# --- errors with their key paths ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,7 +334,7 @@ def test_a_value_of_another_shape_is_named_by_its_path(loaded: Load, text: str, 
         "providers.openai.timeout_s.connect",
     ],
 )
-def test_a_number_without_end_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
+def test_infinite_number_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
     *sections, key = path.split(".")
     text = "".join(f"{section}: {{" for section in sections) + f"{key}: {number}" + "}" * len(sections)
     assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
@@ -358,7 +356,7 @@ def test_a_number_without_end_is_named_by_its_path(loaded: Load, path: str, numb
         "providers.openai.breaker.open_s",
     ],
 )
-def test_a_number_that_nothing_can_be_reckoned_with_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
+def test_too_large_number_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
     *sections, key = path.split(".")
     text = "".join(f"{section}: {{" for section in sections) + f"{key}: {number}" + "}" * len(sections)
     assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
@@ -373,17 +371,17 @@ def test_a_number_that_nothing_can_be_reckoned_with_is_named_by_its_path(loaded:
         ("providers: {x: {}, 'x': {}}", "providers.x: is set twice, in lines 1 and 1"),
     ],
 )
-def test_a_key_that_stands_twice_is_named_with_its_lines(loaded: Load, text: str, problem: str) -> None:
+def test_duplicate_key_is_named_with_its_lines(loaded: Load, text: str, problem: str) -> None:
     (found,) = problems_of(loaded, text)
     assert found.startswith(problem)
 
 
-def test_every_key_that_stands_twice_is_named_at_once(loaded: Load) -> None:
+def test_all_duplicate_keys_are_named(loaded: Load) -> None:
     found = problems_of(loaded, "store: {}\nserver: {port: 1, port: 2}\nstore: {}")
     assert [problem.partition(":")[0] for problem in found] == ["server.port", "store"]
 
 
-def test_a_merged_key_does_not_stand_twice(loaded: Load) -> None:
+def test_merged_key_is_no_duplicate(loaded: Load) -> None:
     text = """
 providers:
   a: {timeout_s: &slow {<<: &base {connect: 1, first_byte: 2}, connect: 3}, base_url: http://h}
@@ -422,7 +420,7 @@ def test_a_header_that_could_not_be_sent_names_no_session(loaded: Load) -> None:
     assert loaded("sessions: {id_headers: [X-Good_1]}").settings.sessions.id_headers == ("x-good_1",)
 
 
-def test_a_header_that_holds_a_credential_or_says_something_else_names_no_session(loaded: Load) -> None:
+def test_credential_and_gateway_headers_cannot_name_sessions(loaded: Load) -> None:
     for name in ("Authorization", "x-api-key", "API-Key", "x-goog-api-key", "x-portkey-virtual-key"):
         [problem] = problems_of(loaded, f"sessions: {{id_headers: [X-Good, {name}]}}")
         assert problem == (
@@ -480,7 +478,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert loaded("server: {port: 1}", environment, flags).settings.server.port == 3
 
 
-def test_an_override_leaves_its_neighbours_alone(loaded: Load) -> None:
+def test_override_keeps_neighbouring_keys(loaded: Load) -> None:
     settings = loaded("server: {port: 1, host: localhost}", {"GATEWAY_SERVER_PORT": "2"}).settings
     assert (settings.server.host, settings.server.port) == ("localhost", 2)
 
@@ -537,11 +535,11 @@ providers: {openai: {key: sk-1}}
         "PROVIDERS_OPENAI_BASE_URL",
     ],
 )
-def test_an_empty_variable_counts_as_not_set_and_takes_no_guard_away(loaded: Load, key: str, nothing: str) -> None:
+def test_empty_variable_has_no_effect(loaded: Load, key: str, nothing: str) -> None:
     assert loaded(GUARDED, {f"GATEWAY_{key}": nothing}).settings == loaded(GUARDED).settings
 
 
-def test_a_variable_that_says_null_takes_a_value_away(loaded: Load) -> None:
+def test_variable_null_sets_null(loaded: Load) -> None:
     environment = {"GATEWAY_BUDGET_TOKENS": "null", "GATEWAY_BUDGET_WINDOW": "null", "GATEWAY_AUTH_KEYS": "[]"}
     settings = loaded(GUARDED, environment).settings
     assert (settings.budget.tokens, settings.budget.window, settings.auth.keys) == (None, None, ())
@@ -553,12 +551,12 @@ def test_a_wrong_variable_is_named_by_the_key_it_sets(loaded: Load) -> None:
 
 
 @pytest.mark.parametrize("number", ["0x" + "f" * 4000, "9" * 5000, "2001-99-99", "[" * 3000])
-def test_a_variable_that_holds_no_number_that_there_is_is_named_by_the_key_it_sets(loaded: Load, number: str) -> None:
+def test_variable_with_impossible_number_is_named_by_its_key(loaded: Load, number: str) -> None:
     (problem,) = problems_of(loaded, "", {"GATEWAY_SERVER_PORT": number})
     assert problem.startswith("server.port: ")
 
 
-def test_variables_of_somebody_else_are_left_alone(loaded: Load) -> None:
+def test_variables_of_other_programs_are_ignored(loaded: Load) -> None:
     environment = {"GATEWAY_PORT": "tcp://10.0.0.1:80", "GATEWAY_SERVER": "x", "GATEWAY_SERVICE_HOST": "y"}
     assert loaded("", environment).settings == loaded().settings
 
@@ -732,7 +730,7 @@ def test_the_built_in_providers_can_be_switched_off_in_the_file_and_by_a_variabl
     assert set(loaded(text, {"GATEWAY_BUILT_IN_PROVIDERS": "false"}).settings.providers) == {"mine"}
 
 
-def test_a_default_provider_that_went_with_the_built_in_ones_is_named(loaded: Load) -> None:
+def test_missing_default_provider_is_named(loaded: Load) -> None:
     found = problems_of(loaded, "built_in_providers: false\nproviders: {mine: {base_url: 'http://h'}}")
     assert [problem.partition(":")[0] for problem in found] == ["default_provider"]
 
@@ -801,7 +799,7 @@ def test_a_variable_that_holds_a_secret_is_named_by_name_only(loaded: Load) -> N
     assert SECRET not in "\n".join(found)
 
 
-# --- an open door ---------------------------------------------------------------------------------------------------------------------------
+# --- open access ---------------------------------------------------------------------------------------------------------------------------
 
 OPEN = "server: {host: 0.0.0.0}"
 KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
@@ -810,7 +808,7 @@ KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "127.0.0.1.example.com", "localhost.evil"]
 )
-def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Load, host: str) -> None:
+def test_provider_key_on_network_needs_client_keys(loaded: Load, host: str) -> None:
     settings = loaded(f"server: {{host: '{host}'}}", {"OPENAI_API_KEY": SECRET}).settings
     with pytest.raises(
         ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, .*or listen on 127\.0\.0\.1"
@@ -830,12 +828,12 @@ def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Lo
         ("server: {host: '::1'}", {"OPENAI_API_KEY": SECRET}),
     ],
 )
-def test_any_other_door_may_be_open(loaded: Load, text: str, environment: dict[str, str]) -> None:
+def test_other_open_configurations_are_allowed(loaded: Load, text: str, environment: dict[str, str]) -> None:
     refuse_open_door(loaded(text, environment).settings)
 
 
 @pytest.mark.parametrize("written", ["''", "'${ADMIN:-}'", "'  '"])
-def test_an_empty_admin_key_opens_no_door(loaded: Load, written: str) -> None:
+def test_empty_admin_key_is_no_key(loaded: Load, written: str) -> None:
     try:
         settings = loaded(f"auth: {{admin_key: {written}}}").settings
     except ConfigError as error:
@@ -869,7 +867,7 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
     "text",
     ["", "0s", "00d", "5", "s", "1 s", "1w", "-1s", "1.5h", "1h30m", "1s\n", "1S", "36501d", "9" * 400 + "d", "٣d"],
 )
-def test_anything_else_is_no_duration(text: str) -> None:
+def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         duration(text)
 
@@ -944,7 +942,7 @@ def test_workers_and_reloads_read_what_the_command_read(tmp_path: Path, monkeypa
 # --- summaries ------------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_sums_up_by_default(loaded: Load) -> None:
+def test_no_summary_model_by_default(loaded: Load) -> None:
     summary = loaded().settings.context.summary
     assert (summary.model, summary.max_tokens) == (None, 800)
 
@@ -962,7 +960,7 @@ def test_summaries_need_a_model_that_is_named_and_served(loaded: Load) -> None:
     assert problem.startswith("context.summary.model: No provider")
 
 
-def test_tool_results_are_summed_up_by_nobody_or_by_a_model_that_is_served(loaded: Load) -> None:
+def test_result_summary_model_must_have_a_provider(loaded: Load) -> None:
     assert loaded().settings.budget.summary_model is None
     text = "default_provider: null\nbudget: {summary_model: small}"
     [problem] = problems_of(loaded, text)
@@ -986,7 +984,7 @@ def test_summaries_are_asked_of_a_provider_that_takes_chat(loaded: Load) -> None
     assert problem == "providers.openai.dialects: is empty; name formats, or leave it out to send every call"
 
 
-def test_models_that_share_calls_or_stand_in_are_served_by_somebody(loaded: Load) -> None:
+def test_shared_and_fallback_models_must_have_a_provider(loaded: Load) -> None:
     text = "default_provider: null\nmodels: [{match: a, provider: {openai: 3, groq: 1}, fallback: [groq/x, a-typo]}]"
     [problem] = problems_of(loaded, text)
     assert problem.startswith("models[0].fallback[1]: No provider is configured")
@@ -1054,7 +1052,7 @@ def test_the_journal_of_a_file_does_not_change_with_how_its_path_is_written(
     assert journal_of(loaded, url="sqlite://a.db", journal=named) != here, "it is another file"
 
 
-def test_there_is_no_journal_where_none_could_help_or_none_is_wanted(loaded: Load) -> None:
+def test_no_journal_in_memory_or_if_off(loaded: Load) -> None:
     assert journal_of(loaded, url="memory://") is None
     assert loaded("store: {url: 'redis://one', journal: off}").settings.store.journal_path is None
 
@@ -1095,7 +1093,7 @@ def test_a_built_in_provider_that_is_translated_keeps_its_key_and_no_address(loa
         ("{adapter: litellm, tls: {verify: false}}", "providers.x: tls does not work with adapter: litellm; set SSL_CERT_FILE in the environment"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_with_an_adapter_is_said(loaded: Load, block: str, complaint: str) -> None:
+def test_settings_that_need_another_adapter_are_refused(loaded: Load, block: str, complaint: str) -> None:
     assert problems_of(loaded, f"providers: {{x: {block}}}") == [complaint]
 
 
@@ -1105,11 +1103,11 @@ def test_a_credential_that_litellm_finds_by_itself_is_a_held_one(loaded: Load) -
         refuse_open_door(loaded(text).settings)
 
 
-# --- whatever stands in the file ------------------------------------------------------------------------------------------
+# --- any content of the file ------------------------------------------------------------------------------------------
 
 
 def key_paths(section: type[BaseModel], *before: str) -> Iterator[tuple[str, ...]]:
-    """The paths of all keys of a section that holds no other."""
+    """Yield the paths of all keys that are not sections."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -1131,7 +1129,7 @@ ODD_VALUES = st.recursive(
 
 
 def flow(value: Any) -> str:
-    """YAML on one line; texts stand there without quotes, so that they may be anything."""
+    """Return a value as YAML on one line. Texts have no quotes, so that they can be anything."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Keys without effect are named, and are no problem: they may be meant for later."""
+"""Test notes about keys without effect."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def before(index: int, earlier: int) -> str:
         (("gpt-*", "gpt-5*", "[*]", "*-mini"), ()),
     ],
 )
-def test_a_route_behind_one_that_takes_all_its_calls_is_noted(
-    matches: tuple[str, ...], notes: tuple[str, ...], loaded: Load
-) -> None:
+def test_unreachable_route_is_noted(matches: tuple[str, ...], notes: tuple[str, ...], loaded: Load) -> None:
     assert loaded(routes(*matches)).notes == notes
 
 
@@ -52,7 +50,7 @@ def test_a_model_for_summaries_without_summarize_is_noted(loaded: Load) -> None:
     assert loaded(text.replace("[drop]", "[summarize, drop]")).notes == ()
 
 
-def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
+def test_ca_file_with_verify_false_is_noted(loaded: Load) -> None:
     text = "providers: {openai: {tls: {verify: false, ca_file: ca.pem}}}"
     assert loaded(text).notes == (
         "providers.openai.tls.ca_file: is not used, because verify: false accepts every certificate; remove verify",

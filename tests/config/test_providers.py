@@ -1,4 +1,4 @@
-"""What a provider's block must not say: what would break its requests, or send a credential twice."""
+"""Test provider settings that would break requests or send a credential twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_provider_that_is_called_by_its_address_may_be_named_in_a_header(loade
 @pytest.mark.parametrize(
     ("auth", "name"), [("bearer", "Authorization"), ("x-api-key", "X-Api-Key"), ("api-key", "API-Key")]
 )
-def test_a_credential_among_the_headers_beside_a_key_is_refused(auth: str, name: str, problems: Problems) -> None:
+def test_credential_header_with_key_is_refused(auth: str, name: str, problems: Problems) -> None:
     [problem] = problems(provider(auth=auth, key=f"key-{SECRET}", headers={name: SECRET}))
     assert problem == (
         f"providers.x: auth: {auth} sends the key as {name.lower()}, which headers also has; "
@@ -47,14 +47,14 @@ def test_a_credential_among_the_headers_beside_a_key_is_refused(auth: str, name:
     )
 
 
-def test_a_credential_among_the_headers_is_taken_in_the_place_of_a_key_or_for_somebody_in_front(loaded: Load) -> None:
+def test_credential_header_replaces_the_key(loaded: Load) -> None:
     alone = loaded(provider(headers={"Authorization": "Bearer a"})).settings.providers["x"]
     assert alone.headers == {"authorization": "Bearer a"}
     both = loaded(provider(key=SECRET, headers={"x-api-key": "a", "cf-access-client-secret": "b"}))
     assert set(both.settings.providers["x"].headers) == {"x-api-key", "cf-access-client-secret"}
 
 
-def test_a_built_in_providers_key_out_of_the_environment_counts_too(problems: Problems) -> None:
+def test_key_from_environment_conflicts_with_credential_header(problems: Problems) -> None:
     text = "providers: {openai: {headers: {authorization: Bearer own}}}"
     assert problems(text) == []
     [problem] = problems(text, {"OPENAI_API_KEY": SECRET})
@@ -77,7 +77,7 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(middle: str, pr
 
 
 @pytest.mark.parametrize("text", ["", "providers: {openai: {retries: 1}, x: {base_url: 'http://h'}}"])
-def test_a_key_that_nobody_asked_for_and_that_cannot_be_sent_is_left_out_and_named(loaded: Load, text: str) -> None:
+def test_unsendable_key_of_built_in_provider_is_ignored_with_note(loaded: Load, text: str) -> None:
     held = {"OPENAI_API_KEY": f"hunter2\n{SECRET}", "GROQ_API_KEY": SECRET}
     found = loaded(text, held)
     assert [found.settings.providers[name].key.get_secret_value() for name in ("openai", "groq")] == ["", SECRET]
@@ -90,12 +90,12 @@ def test_a_key_that_nobody_asked_for_and_that_cannot_be_sent_is_left_out_and_nam
     "text",
     ["providers: {openai: {base_url: 'http://h'}}", "providers: {openai: {key: ''}}", "built_in_providers: false"],
 )
-def test_a_key_that_is_not_used_is_not_complained_of(loaded: Load, text: str) -> None:
+def test_unused_unsendable_key_is_not_reported(loaded: Load, text: str) -> None:
     own = "providers: {own: {base_url: 'http://h'}}\ndefault_provider: own\n" if "built_in" in text else ""
     assert loaded(own + text, {"OPENAI_API_KEY": "a\nb"}).notes == ()
 
 
-def test_a_key_that_is_asked_for_and_cannot_be_sent_is_refused(problems: Problems) -> None:
+def test_configured_unsendable_key_is_refused(problems: Problems) -> None:
     held = {"OPENAI_API_KEY": "hunter2\nb"}
     [problem] = problems("providers: {openai: {key: '${OPENAI_API_KEY}'}}", held)
     assert problem.startswith("providers.openai.key: contains a line break")
@@ -103,7 +103,7 @@ def test_a_key_that_is_asked_for_and_cannot_be_sent_is_refused(problems: Problem
     assert problem.startswith("providers.openai.key: contains a line break")
 
 
-def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
+def test_blanks_around_a_key_are_removed(loaded: Load) -> None:
     found = loaded(provider(key="${KEY}"), {"KEY": f" {SECRET}\r\n"}).settings.providers["x"]
     assert found.key.get_secret_value() == SECRET
 
@@ -112,7 +112,7 @@ def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages", "/completions", "/embeddings"])
-def test_the_address_of_a_call_is_no_base_url(path: str, problems: Problems) -> None:
+def test_url_of_a_call_is_not_a_base_url(path: str, problems: Problems) -> None:
     for url in (f"http://h/v1{path}", f"http://h{path}/"):
         [problem] = problems(provider(base_url=url))
         assert problem == f"providers.x.base_url: ends with the path of a call; remove {path}"

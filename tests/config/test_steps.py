@@ -1,4 +1,4 @@
-"""`steps:` and `agents:` of gateway.yaml: what is taken, how it may be written, and what each mistake is told."""
+"""Test the settings `steps:` and `agents:`: accepted forms, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_mistake_in_the_file_of_an_agent_is_named_too(tmp_path: Path, text: st
     assert "writer.yaml" in problem
 
 
-def test_a_pattern_that_only_a_pattern_denies_is_left_to_each_call(tmp_path: Path) -> None:
+def test_overlapping_tool_patterns_are_not_refused(tmp_path: Path) -> None:
     step = {"name": "s", "sequence": ["read_*"], "available_tools": {"allowed": ["read_draft"]}}
     assert settings(tmp_path, steps=[step]).steps[0].sequence == (("read_*",),)
 

@@ -1,4 +1,4 @@
-"""Addresses of a Redis."""
+"""Test Redis URLs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from gateway.core.redis_url import Address, parse
         ("redis+cluster://a:1,b", Address("cluster", (("a", 1), ("b", 6379)), "redis+cluster://a:1,b")),
     ],
 )  # fmt: skip
-def test_an_address_says_where_a_redis_is_and_who_asks(url: str, expected: Address) -> None:
+def test_redis_url_is_parsed(url: str, expected: Address) -> None:
     assert parse(url) == expected
 
 
@@ -93,7 +93,7 @@ DATABASE = "after the hosts only a database number may follow, as in /0"
         ("rediss://h?ssl_ca_certs=a&ssl_ca_certs=b", "an option is given twice"),
     ],
 )
-def test_what_is_no_address_is_refused_by_the_part_that_is_wrong_and_not_repeated(url: str, problem: str) -> None:
+def test_invalid_redis_url_is_refused_without_repeating_it(url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(problem)}") as caught:
         parse(url)
     assert "SECRET" not in str(caught.value)
