@@ -86,7 +86,7 @@ class Auth(Section):
     """Client keys and the admin key."""
 
     keys: tuple[ClientKey, ...] = Field(
-        (), description="Client keys. Without any key the gateway accepts every caller, so it must listen on loopback."
+        (), description="Client keys. Without any key the gateway accepts every caller, so listen on loopback only."
     )
     required: bool = Field(
         default=False,

@@ -209,7 +209,7 @@ class Context(Section):
     )
     recall: Literal["off", "said", "all"] = Field(
         "said",
-        description="Repeat old lines that match the newest message after it. said: lines of user and assistant, "
+        description="After the newest message, repeat old lines that match it. said: lines of user and assistant, "
         "and after a "
         "tool result also lines of old results that the tools ask for; all: lines of all messages.",
     )
