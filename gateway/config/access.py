@@ -90,9 +90,8 @@ class Auth(Section):
     )
     required: bool = Field(
         default=False,
-        description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in "
-        "the store "
-        "(gateway keys).",
+        description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in the "
+        "store (gateway keys).",
     )
     admin_key: SecretStr | None = Field(
         None, description="Key required for changes under /api. null: only callers on this machine may make changes."
@@ -140,8 +139,9 @@ class Budget(KeyBudget):
     )
     modes: bool = Field(
         default=True,
-        description="Shorten tool results as the budget runs low: raw above 50 % left, then table, below 20 % summary, "
-        "below 5 % handle_only. Results that the model has not read yet are at most reduced to tables while they fit.",
+        description="Shorten tool results as the budget runs low: raw above 50 % left, then table, below 20 % "
+        "summary, below 5 % handle_only. Results that the model has not read yet are at most reduced to tables while "
+        "they fit.",
     )
     summary_model: str | None = Field(
         None,
@@ -154,9 +154,8 @@ class Budget(KeyBudget):
     )
     deferred: Literal["refuse", "forward"] = Field(
         "refuse",
-        description="Calls that are billed after their response (batches, fine-tuning, videos, realtime "
-        "sessions), if a "
-        "budget in tokens or USD is in force. forward: they are not charged to the budget.",
+        description="Calls that are billed after their response (batches, fine-tuning, videos, realtime sessions), if "
+        "a budget in tokens or USD is in force. forward: they are not charged to the budget.",
     )
     exhausted_status: Literal[400, 402, 429] = Field(
         400, description="HTTP status of a refusal by a budget. Many clients retry 402 and 429."

@@ -78,8 +78,7 @@ class Callbacks(Section):
         (),
         max_length=16,
         description="Your own Python classes, as package.module.Class. The gateway calls their methods on_usage, "
-        "on_finish "
-        "and on_step. Each worker has its own object.",
+        "on_finish and on_step. Each worker has its own object.",
     )
 
     @field_validator("observers")

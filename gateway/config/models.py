@@ -31,15 +31,14 @@ class PriceRow(RateRow):
     above: dict[Annotated[int, Field(ge=1, le=MOST_TOKENS)], RateRow] = Field(
         {},
         max_length=8,
-        description="Rates of a whole call with more input tokens than this, including cached ones: "
-        "{272000: {input: 4, output: 15}}.",
+        description="Rates of a whole call with more input tokens than this, including cached ones: {272000: {input: "
+        "4, output: 15}}.",
     )
     times: dict[str, Rate] = Field(
         {},
         max_length=16,
         description="Price factors of service tiers: {priority: 2, flex: 0.5, batches: 0.5}. `fast` and `us` are "
-        "Anthropic's "
-        "speed and inference_geo.",
+        "Anthropic's speed and inference_geo.",
     )
     search: Rate = Field(Decimal(0), description="USD for one web search by the provider.")
 
@@ -58,9 +57,8 @@ class Facts(Section):
     price: PriceRow | None = Field(None, description="Prices in USD: per million tokens, and per web search.")
     reasoning: bool | None = Field(
         None,
-        description="It can use hidden reasoning tokens, which are billed. false: the hold of a stream can grow "
-        "with its "
-        "output, see docs/concepts/budgets.md.",
+        description="It can use hidden reasoning tokens, which are billed. false: the hold of a stream can grow with "
+        "its output, see docs/concepts/budgets.md.",
     )
     betas: dict[str, Annotated[int, Field(ge=1, le=MOST_TOKENS)]] | None = Field(
         None,
@@ -76,16 +74,14 @@ class Model(Facts):
     match: str = Field(description="Shell pattern of model names.")
     provider: str | dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
         description="Name of a provider, or several with their shares: {azure-east: 3, azure-west: 1}. A session "
-        "stays with "
-        "its provider while that one is available.",
+        "stays with its provider while that one is available.",
     )
     name: str | None = Field(None, description="Name of the model at the provider, if it differs.")
     fallback: tuple[str, ...] = Field(
         (),
         max_length=7,
-        description="Models to call instead, in this order, named as in calls. They are used if no provider of "
-        "this model "
-        "can be reached, if it is silent, responds 408, 429, 500, 502, 503, 504, 520 to 524 or 529, refuses the "
+        description="Models to call instead, in this order, named as in calls. They are used if no provider of this "
+        "model can be reached, if it is silent, responds 408, 429, 500, 502, 503, 504, 520 to 524 or 529, refuses the "
         "gateway's key (401, 402, 403), or refuses the request as too long or too large (413).",
     )
 

@@ -77,8 +77,8 @@ class Provider(Section):
 
     adapter: Literal["http", "litellm"] = Field(
         "http",
-        description="http: forward calls in the format of the caller. litellm: translate calls into the provider's own "
-        "format, see docs/guides/providers.md.",
+        description="http: forward calls in the format of the caller. litellm: translate calls into the provider's "
+        "own format, see docs/guides/providers.md.",
     )
     litellm: str = Field(
         "",
@@ -92,8 +92,8 @@ class Provider(Section):
     )
     base_url: str = Field(
         "",
-        description="Base URL of its API, with the version segment. /v1 is added to a URL without a path. With adapter "
-        "litellm: its api_base, unchanged; empty: litellm's default.",
+        description="Base URL of its API, with the version segment. /v1 is added to a URL without a path. With "
+        "adapter litellm: its api_base, unchanged; empty: litellm's default.",
     )
     key: SecretStr = Field(SecretStr(""), description="API key. Empty: the credential of the caller is forwarded.")
     auth: AuthStyle = Field(
@@ -103,17 +103,16 @@ class Provider(Section):
     dialects: tuple[Format, ...] | None = Field(
         None,
         description="Formats that it accepts. Calls in other formats go to the next provider of the model that "
-        "accepts them, "
-        "or are refused. null: unknown, so every call is sent.",
+        "accepts them, or are refused. null: unknown, so every call is sent.",
     )
     timeout_s: Timeouts = Field(Timeouts(), description="Time limits in seconds.")
     retries: int = Field(
         2,
         ge=0,
         le=10,
-        description="Most retries before the first byte of a response: if no connection could be made, and for "
-        "429, 502, 503, "
-        "521, 523 and 529. A Retry-After of up to 30 s (also as a date) is obeyed, or up to 2 s if a fallback is left.",
+        description="Most retries before the first byte of a response: if no connection could be made, and for 429, "
+        "502, 503, 521, 523 and 529. A Retry-After of up to 30 s (also as a date) is obeyed, or up to 2 s if a "
+        "fallback is left.",
     )
     breaker: Breaker = Field(Breaker(), description="Circuit breaker: stop calling a provider that fails repeatedly.")
     max_connections: int = Field(1024, ge=1, description="Most connections from one worker.")
@@ -124,22 +123,19 @@ class Provider(Section):
     limit_field: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
         "auto",
         description="Field for the output limit that a budget adds to a chat call without one. max_tokens also "
-        "replaces "
-        "max_completion_tokens, which this provider may ignore. auto: max_completion_tokens for hosts of OpenAI and "
-        "Azure, otherwise max_tokens.",
+        "replaces max_completion_tokens, which this provider may ignore. auto: max_completion_tokens for hosts of "
+        "OpenAI and Azure, otherwise max_tokens.",
     )
     allowed_tools: bool = Field(
         default=False,
-        description="It accepts allowed_tools in tool_choice, like OpenAI. Steps then restrict tools without "
-        "changing the "
-        "list of tools, which keeps the prompt cache of the provider.",
+        description="It accepts allowed_tools in tool_choice, like OpenAI. Steps then restrict tools without changing "
+        "the list of tools, which keeps the prompt cache of the provider.",
     )
     compaction: bool | None = Field(
         None,
         description="It compacts conversations (/v1/responses with a compaction_trigger, /v1/responses/compact). "
-        "false: the "
-        "gateway compacts. null: true for hosts of OpenAI and Azure, false with adapter litellm; other providers are "
-        "asked, and the gateway compacts if they cannot.",
+        "false: the gateway compacts. null: true for hosts of OpenAI and Azure, false with adapter litellm; other "
+        "providers are asked, and the gateway compacts if they cannot.",
     )
     reports_cost: bool = Field(
         default=False,
@@ -148,15 +144,13 @@ class Provider(Section):
     )
     strict_fields: bool = Field(
         default=False,
-        description="It refuses requests with unknown fields. The field session_id, which names the session for "
-        "the gateway, "
-        "is then removed from bodies.",
+        description="It refuses requests with unknown fields. The field session_id, which names the session for the "
+        "gateway, is then removed from bodies.",
     )
     billed_refusals: tuple[str, ...] | None = Field(
         None,
-        description="Categories (stop_details.category) of refusals before any output that it bills, like "
-        "Anthropic. Other "
-        "refusals cost nothing. null: every call is charged by its usage.",
+        description="Categories (stop_details.category) of refusals before any output that it bills, like Anthropic. "
+        "Other refusals cost nothing. null: every call is charged by its usage.",
     )
 
     @field_validator("key")

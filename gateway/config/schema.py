@@ -40,9 +40,8 @@ class Server(Section):
     header_timeout_s: Positive = Field(20, description="Longest time in seconds to receive the headers of a request.")
     body_timeout_s: Positive = Field(
         30,
-        description="Longest pause in seconds while a request body arrives. The whole body may take four times "
-        "this, plus one "
-        "second per 512 bytes.",
+        description="Longest pause in seconds while a request body arrives. The whole body may take four times this, "
+        "plus one second per 512 bytes.",
     )
     write_timeout_s: Positive = Field(
         60, description="Longest time in seconds that a client may read nothing of a response."
@@ -50,8 +49,7 @@ class Server(Section):
     cors_origins: tuple[str, ...] = Field(
         (),
         description="Origins of web pages that may call, in full, such as https://app.example. They can read the "
-        "response "
-        "headers of the gateway, OpenAI and Anthropic.",
+        "response headers of the gateway, OpenAI and Anthropic.",
     )
     shutdown_grace_s: float = Field(
         30, ge=0, le=LARGEST, description="Seconds that running calls get to finish when the gateway stops."
@@ -92,9 +90,8 @@ class SessionSettings(Section):
     )
     on_missing: Literal["derive", "require", "none"] = Field(
         "derive",
-        description="A call without a session id. derive: make an id from the conversation; require: refuse the "
-        "call with 400; none: "
-        "keep no session.",
+        description="A call without a session id. derive: make an id from the conversation; require: refuse the call "
+        "with 400; none: keep no session.",
     )
     ttl: str = Field(
         "30d",
@@ -106,14 +103,12 @@ class SessionSettings(Section):
         ge=0,
         le=2**20,
         description="Most MiB of full tool results, and of conversations that the gateway compacted, kept for a "
-        "session. "
-        "Results beyond it are at most reduced to tables. 0: keep none.",
+        "session. Results beyond it are at most reduced to tables. 0: keep none.",
     )
     on_disconnect: Literal["drain", "cancel"] = Field(
         "drain",
-        description="The client disconnects during a response. drain: read the response to its end for exact "
-        "usage, at most drain_s; "
-        "cancel: stop.",
+        description="The client disconnects during a response. drain: read the response to its end for exact usage, "
+        "at most drain_s; cancel: stop.",
     )
     drain_s: float = Field(
         30, ge=0, le=LARGEST, description="Longest time in seconds to read a response after the client disconnected."
@@ -123,9 +118,8 @@ class SessionSettings(Section):
     )
     usage_missing: Literal["estimate", "zero"] = Field(
         "estimate",
-        description="The provider reports no usage for input or output. estimate: count an estimate, marked as "
-        "one; zero: count "
-        "nothing.",
+        description="The provider reports no usage for input or output. estimate: count an estimate, marked as one; "
+        "zero: count nothing.",
     )
 
     @field_validator("id_headers")
@@ -175,25 +169,23 @@ class Context(Section):
 
     trim: Literal["auto", "off", "shadow"] = Field(
         "auto",
-        description="auto: trim requests over their budget; off: never; shadow: decide and report, but send "
-        "requests unchanged.",
+        description="auto: trim requests over their budget; off: never; shadow: decide and report, but send requests "
+        "unchanged.",
     )
     budget: Literal["window"] | Annotated[int, Field(ge=1, le=MOST_TOKENS)] = Field(
         "window",
-        description="Most input tokens of a call. window: what the context window of the model leaves; or a "
-        "smaller number.",
+        description="Most input tokens of a call. window: what the context window of the model leaves; or a smaller "
+        "number.",
     )
     reserve_tokens: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_TOKENS)] = Field(
         "auto",
-        description="Tokens of the window kept free for the output. auto: the output limit of the call, or else "
-        "10 % of the window, "
-        "at most 4,096.",
+        description="Tokens of the window kept free for the output. auto: the output limit of the call, or else 10 % "
+        "of the window, at most 4,096.",
     )
     low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
         "auto",
-        description="Trimming fills this share of the room that is left besides what must stay, so that later "
-        "calls keep the "
-        "same prefix. auto: 0.46, or 0.7 without recall.",
+        description="Trimming fills this share of the room that is left besides what must stay, so that later calls "
+        "keep the same prefix. auto: 0.46, or 0.7 without recall.",
     )
     strategies: tuple[StrategyName, ...] = Field(
         ("dedupe", "condense", "drop"),
@@ -209,18 +201,16 @@ class Context(Section):
     )
     recall: Literal["off", "said", "all"] = Field(
         "said",
-        description="After the newest message, repeat old lines that match it. said: lines of user and assistant, "
-        "and after a "
-        "tool result also lines of old results that the tools ask for; all: lines of all messages.",
+        description="After the newest message, repeat old lines that match it. said: lines of user and assistant, and "
+        "after a tool result also lines of old results that the tools ask for; all: lines of all messages.",
     )
     summary: Summary = Field(
         Summary(), description="Strategy summarize: one call to a model. Its tokens are charged to the session."
     )
     on_overflow: Literal["error", "least", "forward"] = Field(
         "error",
-        description="A request that cannot be trimmed to its budget. error: refuse it (400 "
-        "context_length_exceeded); least: "
-        "send the least that can be sent, over the budget; forward: send it unchanged.",
+        description="A request that cannot be trimmed to its budget. error: refuse it (400 context_length_exceeded); "
+        "least: send the least that can be sent, over the budget; forward: send it unchanged.",
     )
     safety: Literal["auto"] | Annotated[float, Field(ge=1, le=10)] = Field(
         "auto",
@@ -228,22 +218,20 @@ class Context(Section):
     )
     deadline_ms: Positive = Field(
         2000,
-        description="Longest time in milliseconds to choose what to keep, without waiting. After it whole "
-        "messages are dropped.",
+        description="Longest time in milliseconds to choose what to keep, without waiting. After it whole messages "
+        "are dropped.",
     )
     families: str = Field(
         "",
-        description="Your own file like config/families.yaml: what providers add to the text of a request by "
-        "model family, "
-        "and rules for images. The path is relative to this file. Its families precede the built-in ones.",
+        description="Your own file like config/families.yaml: what providers add to the text of a request by model "
+        "family, and rules for images. The path is relative to this file. Its families precede the built-in ones.",
     )
     memory_mb: float = Field(
         256,
         ge=16,
         le=65_536,
-        description="Cache of conversations in MiB per worker, so that each turn only processes its new messages. "
-        "256 is "
-        "enough for about 30 trimmed sessions of 100,000 tokens, or 120 that are not trimmed.",
+        description="Cache of conversations in MiB per worker, so that each turn only processes its new messages. 256 "
+        "is enough for about 30 trimmed sessions of 100,000 tokens, or 120 that are not trimmed.",
     )
 
     @field_validator("strategies")
@@ -265,9 +253,8 @@ class Log(Section):
     )
     bodies: bool = Field(
         default=False,
-        description="Also log the bodies of requests to providers and of their responses, the first 64 KiB of "
-        "each. Headers are "
-        "never logged.",
+        description="Also log the bodies of requests to providers and of their responses, the first 64 KiB of each. "
+        "Headers are never logged.",
     )
 
 
@@ -277,8 +264,8 @@ class Telemetry(Section):
     log: Log = Field(Log(), description="The log on stderr.")
     metrics: bool = Field(
         default=True,
-        description="Serve metrics for Prometheus at /metrics. They need the admin key; without one they are for "
-        "this machine.",
+        description="Serve metrics for Prometheus at /metrics. They need the admin key; without one they are for this "
+        "machine.",
     )
     otel: bool = Field(
         default=False,
@@ -306,8 +293,7 @@ class Settings(Section):
     agents: dict[str, AgentFile] = Field(
         {},
         description="Agents with their own steps, by name: `steps:`, or the path of a file with `steps:`. A call "
-        "belongs to "
-        "an agent by its route (models[].agent) or by the header x-session-agent.",
+        "belongs to an agent by its route (models[].agent) or by the header x-session-agent.",
     )
     store: StoreSettings = Field(StoreSettings(), description="The store of sessions, budgets and call records.")
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")

@@ -138,8 +138,7 @@ class StepRow(Section):
     enforce: Literal["filter", "require", "reject", "observe"] = Field(
         "filter",
         description="filter: offer only allowed tools to the model; require: also force a call of the due tool; "
-        "reject: "
-        "refuse requests that offer other tools; observe: only record and warn.",
+        "reject: refuse requests that offer other tools; observe: only record and warn.",
     )
     context_budget: int | None = Field(
         None, ge=1, le=MOST_TOKENS, description="Most input tokens of a call, if lower than its context budget."

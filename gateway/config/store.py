@@ -22,8 +22,8 @@ class StoreSettings(Section):
     url: str = Field(
         _DEFAULT,
         description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
-        "redis+cluster://HOST:PORT,…; rediss instead of redis: with TLS. Optional: USER:PASSWORD@ before the host, and "
-        "options such as ssl_ca_certs=FILE after a question mark.",
+        "redis+cluster://HOST:PORT,…; rediss instead of redis: with TLS. Optional: USER:PASSWORD@ before the host, "
+        "and options such as ssl_ca_certs=FILE after a question mark.",
         repr=False,
     )
     timeout_ms: int = Field(
@@ -34,9 +34,8 @@ class StoreSettings(Section):
     )
     on_failure: Literal["closed", "open"] = Field(
         "closed",
-        description="The store is unavailable. closed: refuse calls with 503 store_unavailable; open: forward "
-        "calls within "
-        "what was last known to be left of each budget, and record everything when the store is back.",
+        description="The store is unavailable. closed: refuse calls with 503 store_unavailable; open: forward calls "
+        "within what was last known to be left of each budget, and record everything when the store is back.",
     )
     journal: Literal["auto", "off"] | Path = Field(
         "auto",
