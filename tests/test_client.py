@@ -1,4 +1,4 @@
-"""The numbers as an agent reads them, and what its tools do with them."""
+"""Test the numbers that agents read, and how their tools use them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_after_a_stream_the_answers_tokens_are_said_by_its_usage() -> None:
 
 
 def test_a_session_budget_that_is_nearly_spent_leaves_less_room() -> None:
-    # The next call sends the 1,200 tokens and the answer again, and a quarter is kept for its own answer.
+    # The next call sends the 1,200 tokens and the output again, and a quarter is kept for its own output.
     assert Counts.of({**HEADERS, "x-session-budget-remaining-tokens": "2400"}).room == (1800 - 1200 - 50) * 3 // 4
     assert Counts.of({**HEADERS, "x-session-budget-remaining-tokens": "1000"}).room == 0
     assert Counts.of({**HEADERS, "x-session-budget-remaining-tokens": "90000"}).room == 1987
@@ -82,7 +82,7 @@ def test_tools_that_one_answer_calls_share_the_room() -> None:
     assert shares == [1987 - 16, 993 - 16, 0]
 
 
-def test_what_was_cut_and_how_results_are_shown_is_told() -> None:
+def test_counts_include_trim_rules_and_mode() -> None:
     found = Counts.of({**HEADERS, "x-context-trimmed": "condense=3,drop=2,recall=1", "x-response-mode": "table"})
     assert (found.cut, found.mode) == ("condense=3,drop=2", "table")
     for uncut in ("none", "unsupported"):
@@ -98,7 +98,7 @@ def test_documents_are_given_in_order_as_far_as_they_fit() -> None:
     assert Handed().take(found, 0) == [{"left_out": 3}]
 
 
-def test_one_that_is_too_long_does_not_keep_out_those_behind_it() -> None:
+def test_too_long_document_does_not_block_later_ones() -> None:
     long, short = *documents("a", words=900), *documents("b", words=3)
     assert ids(Handed().take([long, short], 100)) == ["b"]
 
@@ -202,7 +202,7 @@ def test_counts_are_fetched_for_a_request_that_is_not_sent(gateway: GatewayThrea
     assert found == expected
 
 
-async def test_counts_are_fetched_beside_an_event_loop(gateway: GatewayThread) -> None:
+async def test_counts_are_fetched_in_a_thread(gateway: GatewayThread) -> None:
     assert await afetch_counts(gateway.base_url, BODY) == fetch_counts(gateway.base_url, BODY)
 
 
@@ -231,7 +231,7 @@ def test_a_refusal_is_raised(gateway: GatewayThread) -> None:
     with raised.value as refused:
         assert refused.code == 400
         assert json.load(refused)["error"]["param"] == "model"
-        # It holds no connection where nobody closes it.
+        # It holds no open connection.
         assert isinstance(refused.fp, io.BytesIO)
 
 

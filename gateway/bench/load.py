@@ -1,7 +1,7 @@
 """Make the calls of `gateway bench`: request bodies, clients, and a check of each response.
 
-The built-in provider answers a request in the same way each time. So every answer through the gateway is held against
-the one that the same request got without it: its text, the events of a stream, its end, its usage.
+The built-in provider sends the same response to the same request. So every response through the gateway is compared
+with the direct response to the same request: its text, the events of a stream, its end, its usage.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _WORDS: Final = (
     *("token", "session", "budget", "window", "answer", "tool", "result", "of", "the", "and", "is", "in", "reads"),
     *("file", "order", "customer", "open", "paid", "error", "line", "value", "number", "why", "where", "next"),
 )
-#: words of a message, which make about 900 characters
+#: words of a message, about 900 characters
 _MESSAGE_WORDS: Final = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`clients` sessions side by side, in each of which `calls` calls are made one after the other.
+    """`clients` concurrent sessions, each of which makes `calls` calls one after the other.
 
     Attributes:
-        name: as it is shown.
-        warm_up: calls of each client that are made before, and checked but not measured.
-        chunks: of each answer, which is streamed; 0: it is not.
-        interval_s: between two chunks.
-        history: messages, an even number, that a session holds before its first call; 0: each call is a question alone.
-        headers: what the gateway is asked for beside.
-        is_cut: the gateway sends less than what came.
+        name: as shown.
+        warm_up: calls of each client that are made first, and are checked but not measured.
+        chunks: chunks of each streamed response; 0: no streaming.
+        interval_s: seconds between two chunks.
+        history: messages, an even number, in a session before its first call; 0: each call is a single question.
+        headers: additional request headers for the gateway.
+        is_trimmed: the gateway trims the requests.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Workload:
     interval_s: float = 0.0
     history: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
-    is_cut: bool = False
+    is_trimmed: bool = False
 
     def body(self, client: int, call: int) -> bytes:
-        """The request of one call."""
+        """Return the request body of one call."""
         last = self.history + 2 * call
-        said = [_message(client, number) for number in range(last if self.history else 0)]
-        messages = [{"role": "system", "content": _SYSTEM}, *said, _message(client, last)]
+        history = [_message(client, number) for number in range(last if self.history else 0)]
+        messages = [{"role": "system", "content": _SYSTEM}, *history, _message(client, last)]
         more: dict[str, Any] = {}
         if self.chunks:
             more = {"stream": True, "stream_options": {"include_usage": True}}
@@ -67,25 +67,25 @@ class Workload:
 
 @lru_cache(1_000)
 def _message(client: int, number: int) -> dict[str, str]:
-    """A message of the conversation of a client: the same one each time, and no two alike."""
+    """Return a message of a conversation: always the same one for the same arguments, and no two are equal."""
     words = random.Random(f"{client} {number}").choices(_WORDS, k=_MESSAGE_WORDS)  # noqa: S311  # no secret
     return {"role": "assistant" if number % 2 else "user", "content": f"{client}-{number}: {' '.join(words)}"}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResponse:
-    """What an answer says. `told`: the usage that the gateway says it is, (input, output)."""
+    """The content of a response. `usage` is from the provider, `reported` from the gateway: (input, output) tokens."""
 
     text: str
     events: int
     is_ended: bool
     usage: tuple[int, int] | None
-    told: tuple[int, int] | None = None
+    reported: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TimedResponse:
-    """One answer as it arrived."""
+    """A response as it arrived, with its duration."""
 
     status: int
     head: Mapping[str, str]
@@ -93,10 +93,10 @@ class TimedResponse:
     seconds: float
 
     def read(self) -> BenchResponse:
-        """What it says.
+        """Parse the response.
 
         Raises:
-            ValueError: it is no answer.
+            ValueError: it is not a chat response.
         """
         if self.status != http.HTTPStatus.OK:
             raise ValueError(f"status {self.status}: {self.content[:200].decode(errors='replace')}")
@@ -104,24 +104,24 @@ class TimedResponse:
         try:
             return _streamed(self.content) if is_stream else _whole(self.content, self.head)
         except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"no chat answer: {self.content[:200].decode(errors='replace')}") from error
+            raise ValueError(f"not a chat response: {self.content[:200].decode(errors='replace')}") from error
 
 
 def _whole(content: bytes, head: Mapping[str, str]) -> BenchResponse:
     body = json.loads(content)
     [choice] = body["choices"]
-    told = head.get("x-token-usage")
+    reported = head.get("x-token-usage")
     is_ended = choice["finish_reason"] is not None
     return BenchResponse(
-        choice["message"]["content"], 1, is_ended, _usage(body["usage"]), _told(told) if told else None
+        choice["message"]["content"], 1, is_ended, _usage(body["usage"]), _reported(reported) if reported else None
     )
 
 
 def _streamed(content: bytes) -> BenchResponse:
-    text, events, usage, told, last = "", 0, None, None, ""
+    text, events, usage, reported, last = "", 0, None, None, ""
     for line in content.decode().splitlines():
         if line.startswith(": x-token-usage: "):
-            told = _told(line.removeprefix(": x-token-usage: "))
+            reported = _reported(line.removeprefix(": x-token-usage: "))
         if not line.startswith("data: "):
             continue
         events, last = events + 1, line.removeprefix("data: ")
@@ -130,35 +130,35 @@ def _streamed(content: bytes) -> BenchResponse:
         event = json.loads(last)
         text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
         usage = _usage(event["usage"]) if event.get("usage") else usage
-    return BenchResponse(text, events, last == "[DONE]", usage, told)
+    return BenchResponse(text, events, last == "[DONE]", usage, reported)
 
 
 def _usage(value: Mapping[str, int]) -> tuple[int, int]:
     return value["prompt_tokens"], value["completion_tokens"]
 
 
-def _told(text: str) -> tuple[int, int]:
+def _reported(text: str) -> tuple[int, int]:
     value = json.loads(text)
     return value["promptTokens"], value["completionTokens"]
 
 
-def problem(seen: TimedResponse, direct: TimedResponse, *, is_cut: bool) -> str | None:
-    """What is wrong with an answer through the gateway; `direct`: the one that the provider gave without it."""
+def problem(seen: TimedResponse, direct: TimedResponse, *, is_trimmed: bool) -> str | None:
+    """Return what is wrong with a response through the gateway, or None. `direct`: the response without it."""
     try:
-        answer, wanted = seen.read(), direct.read()
+        response, expected = seen.read(), direct.read()
     except ValueError as error:
         return str(error)
-    if not answer.is_ended or answer.usage is None or wanted.usage is None:
+    if not response.is_ended or response.usage is None or expected.usage is None:
         return "its end or its usage is missing"
-    if answer.told != answer.usage:
-        return f"the gateway says its usage is {answer.told}, the provider said {answer.usage}"
-    if not is_cut:
-        usage = wanted.usage
-    elif answer.usage[0] < wanted.usage[0]:
-        usage = (answer.usage[0], wanted.usage[1])
+    if response.reported != response.usage:
+        return f"the gateway reported the usage {response.reported}, the provider {response.usage}"
+    if not is_trimmed:
+        usage = expected.usage
+    elif response.usage[0] < expected.usage[0]:
+        usage = (response.usage[0], expected.usage[1])
     else:
-        return "it was to be cut, and was not"
-    return None if answer == replace(wanted, usage=usage, told=usage) else f"{answer} instead of {wanted}"
+        return "the request was not trimmed"
+    return None if response == replace(expected, usage=usage, reported=usage) else f"{response} instead of {expected}"
 
 
 class LoadClient:
@@ -178,16 +178,16 @@ class LoadClient:
         self._stop = stop
 
     def make(self, calls: int) -> Sequence[TimedResponse]:
-        """The next calls; fewer where all is to end, or the connection broke."""
-        found = []
+        """Make the next calls; fewer if the load is stopped or the connection breaks."""
+        responses = []
         for _ in range(calls):
             if self._stop.is_set():
                 break
             seen = self._call(next(self._bodies))
-            found.append(seen)
+            responses.append(seen)
             if not seen.status:
                 break
-        return found
+        return responses
 
     def _call(self, body: bytes) -> TimedResponse:
         started = time.perf_counter()
@@ -196,7 +196,7 @@ class LoadClient:
             response = self._connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            return TimedResponse(0, {}, f"no answer: {error!r}".encode(), time.perf_counter() - started)
+            return TimedResponse(0, {}, f"no response: {error!r}".encode(), time.perf_counter() - started)
         seconds = time.perf_counter() - started
         return TimedResponse(
             response.status, {name.lower(): value for name, value in response.getheaders()}, content, seconds
@@ -208,7 +208,7 @@ class LoadClient:
 
 
 class Load:
-    """All clients of a workload at one place. `name`: which its sessions begin with."""
+    """All clients of a workload at one URL. `name`: the prefix of its sessions."""
 
     def __init__(self, url: str, name: str, workload: Workload) -> None:
         self._workload = workload
@@ -229,11 +229,11 @@ class Load:
             client.close()
 
     def warm_up(self) -> Sequence[Sequence[TimedResponse]]:
-        """The calls that are made before; the answers of each client."""
+        """Make the calls that are not measured, and return the responses of each client."""
         return self._make(self._workload.warm_up)
 
     def run(self) -> Sequence[Sequence[TimedResponse]]:
-        """The calls that are measured; the answers of each client."""
+        """Make the measured calls, and return the responses of each client."""
         return self._make(self._workload.calls)
 
     def _make(self, calls: int) -> Sequence[Sequence[TimedResponse]]:

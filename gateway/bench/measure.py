@@ -29,19 +29,25 @@ WORKLOADS: Final = (
     Workload("the same, with a budget", 1, 400, warm_up=10, headers={"x-session-budget-tokens": "1000000000"}),
     Workload(AT_ONCE, 32, 60, warm_up=3),
     Workload("stream, 100 chunks at once, 8 clients", 8, 30, chunks=100),
-    Workload("stream, a chunk each 10 ms, 16 clients", 16, 2, warm_up=0, chunks=100, interval_s=0.01),
+    Workload("stream, a chunk every 10 ms, 16 clients", 16, 2, warm_up=0, chunks=100, interval_s=0.01),
     Workload("turn of a session of 50,000 tokens", 1, 20, warm_up=2, history=320),
     Workload(
-        "the same, cut to 25,000", 1, 20, warm_up=2, history=320, headers={"x-context-budget": "25000"}, is_cut=True
+        "the same, trimmed to 25,000",
+        1,
+        20,
+        warm_up=2,
+        history=320,
+        headers={"x-context-budget": "25000"},
+        is_trimmed=True,
     ),
 )
-#: by what the calls of a quick run are fewer
+#: a quick run makes one eighth of the calls
 _QUICK: Final = 8
-#: holds that are settled in each of five runs
+#: holds that are settled in each run
 _PAIRS: Final = 400
-#: what is told of beside the workloads: the start, and what is measured in the store
+#: steps that are reported besides the workloads: the start, and the measurement of the store
 OTHER_STEPS: Final = 2
-#: what is done after an answer belongs to its cost, and is done by then
+#: seconds after which the work that follows a response is done; it belongs to the cost of the call
 _SETTLES_S: Final = 0.2
 _COUNTED_WITHIN_S: Final = 15.0
 _PAGE: Final = 1000
@@ -53,22 +59,22 @@ _LAST: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long calls took, from sending one to the last byte of its answer."""
+    """Durations of calls, from sending to the last byte of the response."""
 
     p50_ms: float
     p99_ms: float
 
     @classmethod
     def of(cls, seen: Sequence[TimedResponse]) -> Times:
-        """Of these calls."""
-        found = sorted(one.seconds * _MS for one in seen) or [0.0]
-        last = found[min(len(found) - 1, int(len(found) * _LAST))]
-        return cls(round(statistics.median(found), 3), round(last, 3))
+        """Return the durations of these calls."""
+        times = sorted(response.seconds * _MS for response in seen) or [0.0]
+        last = times[min(len(times) - 1, int(len(times) * _LAST))]
+        return cls(round(statistics.median(times), 3), round(last, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """What a workload came to. `cpu_us`: CPU time of the gateway for a call, settling and logging included."""
+    """The results of a workload. `cpu_us`: CPU time of the gateway per call, including settling and logging."""
 
     name: str
     clients: int
@@ -82,7 +88,7 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was counted in all sessions of the gateway, and what the provider billed for them."""
+    """The counts of all sessions of the gateway, and the tokens that the provider billed for them."""
 
     sessions: int
     calls: int
@@ -92,7 +98,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything measured. `problems`: what was wrong, none where all is right."""
+    """All results. `problems`: what was wrong; empty if nothing was."""
 
     workloads: tuple[ResultRow, ...]
     counted: Counted
@@ -104,21 +110,21 @@ class Report:
 
     @property
     def calls_per_second(self) -> int | None:
-        """Small calls that one worker takes with all of a core; None where they were not measured."""
+        """Return the small calls per second that one worker handles with one core, or None if not measured."""
         return next((round(_US / row.cpu_us) for row in self.workloads if row.name == AT_ONCE and row.cpu_us), None)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the results as JSON."""
         return {**asdict(self), "calls_per_second_and_core": self.calls_per_second}
 
 
 def fewer(todo: Sequence[Workload]) -> tuple[Workload, ...]:
-    """The same with an eighth of the calls: sooner done, and rougher."""
-    return tuple(replace(one, calls=max(1, one.calls // _QUICK), warm_up=min(one.warm_up, 3)) for one in todo)
+    """Return the workloads with an eighth of the calls, which is faster and less exact."""
+    return tuple(replace(load, calls=max(1, load.calls // _QUICK), warm_up=min(load.warm_up, 3)) for load in todo)
 
 
 def run(todo: Sequence[Workload], tell: Callable[[str], None]) -> Report:
-    """Start what is needed, measure, and leave nothing behind. `tell` hears of each step before it begins.
+    """Start the servers, run all workloads, and clean up. `tell` receives each step before it begins.
 
     Raises:
         NotStarted: a process did not start.
@@ -140,16 +146,16 @@ def run(todo: Sequence[Workload], tell: Callable[[str], None]) -> Report:
 
 
 class Bench:
-    """Drives both places, and keeps what went wrong and what each session was told."""
+    """Run workloads at both URLs, and collect problems and the usage reported for each session."""
 
     def __init__(self, billing: str, gateway: str) -> None:
         self._billing = billing
         self._gateway = gateway
-        self._told: dict[str, Counter[str]] = {}
+        self._reported: dict[str, Counter[str]] = {}
         self.problems: list[str] = []
 
     def measured(self, number: int, workload: Workload, tell: Callable[[str], None]) -> ResultRow:
-        """Run a workload at both places."""
+        """Run a workload at both URLs."""
         tell(workload.name)
         with Load(self._billing, f"direct-{number}", workload) as load:
             direct_before, direct = load.warm_up(), load.run()
@@ -178,37 +184,38 @@ class Bench:
     def _check(
         self, workload: Workload, through: Sequence[Sequence[TimedResponse]], direct: Sequence[Sequence[TimedResponse]]
     ) -> int:
-        """How many answers are wrong, or missing."""
-        found = [
-            problem(one, its_own, is_cut=workload.is_cut)
-            for of_client, its_direct in zip(through, direct, strict=True)
-            for one, its_own in zip(of_client, its_direct, strict=False)
+        """Return the number of wrong or missing responses."""
+        checked = [
+            problem(response, direct_response, is_trimmed=workload.is_trimmed)
+            for of_client, direct_of_client in zip(through, direct, strict=True)
+            for response, direct_response in zip(of_client, direct_of_client, strict=False)
         ]
-        wrong = [one for one in found if one is not None]
-        missing = workload.clients * (workload.warm_up + workload.calls) - len(found)
-        self.problems += [f"{workload.name}: {one}" for one in wrong]
+        wrong = [text for text in checked if text is not None]
+        missing = workload.clients * (workload.warm_up + workload.calls) - len(checked)
+        self.problems += [f"{workload.name}: {text}" for text in wrong]
         self.problems += [f"{workload.name}: {missing} calls were not made"] if missing else []
         return len(wrong) + missing
 
     def _note(self, sessions: Sequence[str], *rounds: Sequence[Sequence[TimedResponse]]) -> None:
-        """What each session's answers said of their usage."""
+        """Add the usage in the responses of each session."""
         for seen in rounds:
             for session, of_client in zip(sessions, seen, strict=True):
-                told = self._told.setdefault(session, Counter())
-                for one in of_client:
-                    told.update(_usage(one))
+                reported = self._reported.setdefault(session, Counter())
+                for response in of_client:
+                    reported.update(_usage(response))
 
     def counted(self) -> Counted:
-        """What the gateway counted, beside what its answers said and what the provider billed."""
-        calls, deadline = sum(told["calls"] for told in self._told.values()), time.monotonic() + _COUNTED_WITHIN_S
+        """Return the counts of the gateway, compared with the usage in responses and with the provider's bill."""
+        calls, deadline = sum(usage["calls"] for usage in self._reported.values()), time.monotonic() + _COUNTED_WITHIN_S
         totals = self._totals()
-        while sum(one["calls"] for one in totals.values()) < calls and time.monotonic() < deadline:
+        while sum(total["calls"] for total in totals.values()) < calls and time.monotonic() < deadline:
             time.sleep(_SETTLES_S)
             totals = self._totals()
         self.problems += [
-            f"session {name}: counted {dict(totals.get(name, {}))}, its answers said {dict(self._told.get(name, {}))}"
-            for name in sorted({*totals, *self._told})
-            if totals.get(name) != self._told.get(name)
+            f"session {name}: counted {dict(totals.get(name, {}))}, its responses reported "
+            f"{dict(self._reported.get(name, {}))}"
+            for name in sorted({*totals, *self._reported})
+            if totals.get(name) != self._reported.get(name)
         ]
         ledger = _get(self._billing, "/__mock/billed")
         billed = Counter(_bill(ledger["total"]))
@@ -218,14 +225,14 @@ class Bench:
         total = sum(totals.values(), Counter[str]())
         if total != billed:
             self.problems.append(f"in all: counted {dict(total)}, the provider billed {dict(billed)}")
-        tokens, paid = (one["input_tokens"] + one["output_tokens"] for one in (total, billed))
+        tokens, paid = (sums["input_tokens"] + sums["output_tokens"] for sums in (total, billed))
         return Counted(len(totals), total["calls"], tokens, paid)
 
     def _totals(self) -> dict[str, Counter[str]]:
-        """What the gateway counted, by session."""
+        """Return the counts of the gateway by session."""
         return {
-            one["id"]: Counter(_bill({**one["cumulative_token_usage"], "calls": one["calls"]}))
-            for one in _get(self._gateway, f"/api/sessions?limit={_PAGE}")["sessions"]
+            session["id"]: Counter(_bill({**session["cumulative_token_usage"], "calls": session["calls"]}))
+            for session in _get(self._gateway, f"/api/sessions?limit={_PAGE}")["sessions"]
         }
 
 
@@ -242,15 +249,15 @@ def _bill(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _process(gateway: str) -> tuple[float, float | None]:
-    """CPU seconds of a gateway so far, and the MB it takes, where the system tells."""
+    """Return the CPU seconds of a gateway so far, and its memory in MiB, if the system reports it."""
     figures = dict(re.findall(r"^(process_\w+)\S* (\S+)$", _read(gateway, "/metrics").decode(), re.MULTILINE))
     memory = figures.get("process_resident_memory_bytes")
     return float(figures["process_cpu_seconds_total"]), float(memory) / _MB if memory is not None else None
 
 
 def _get(url: str, path: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(_read(url, path))
-    return found
+    value: Mapping[str, Any] = json.loads(_read(url, path))
+    return value
 
 
 def _read(url: str, path: str) -> bytes:

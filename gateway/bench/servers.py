@@ -26,12 +26,12 @@ _PRICE: Final = {"input": 0.15, "output": 0.60, "cache_read": 0.075}
 
 
 class NotStarted(Exception):
-    """A process of the bench did not start; the message says what it said."""
+    """A process of the bench did not start. The message contains its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A gateway that takes calls. `after_s`: since its process began; `store`: its SQLite file."""
+    """A running gateway. `after_s`: seconds that its start took. `store`: its SQLite file."""
 
     url: str
     after_s: float
@@ -40,34 +40,34 @@ class Started:
 
 @contextmanager
 def provider() -> Iterator[str]:
-    """The address of the built-in provider, in a process of its own."""
+    """Start the built-in provider in its own process, and yield its URL."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_provide, args=(theirs,), name="provider", daemon=True)
-    # Ctrl-C reaches all processes of a terminal; this one ends by its pipe.
+    own_end, child_end = context.Pipe()
+    process = context.Process(target=_provide, args=(child_end,), name="provider", daemon=True)
+    # Ctrl-C reaches all processes of a terminal. This one ignores it and ends when its pipe is closed.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
     finally:
         signal.signal(signal.SIGINT, before)
-    theirs.close()
+    child_end.close()
     try:
         try:
-            url: str = ours.recv() if ours.poll(_STARTS_WITHIN_S) else ""
+            url: str = own_end.recv() if own_end.poll(_STARTS_WITHIN_S) else ""
         except EOFError:
             url = ""
         if not url:
             raise NotStarted("The built-in provider did not start.")
         yield url
     finally:
-        ours.close()
+        own_end.close()
         process.join(_ENDS_WITHIN_S)
         process.kill()
         process.join()
 
 
 def _provide(pipe: Connection) -> None:
-    """Serve until the other end of the pipe is closed, which it also is when its process was killed."""
+    """Serve until the other end of the pipe is closed, by the parent process or by its end."""
     with MockServer() as server, suppress(EOFError):
         pipe.send(server.url)
         pipe.recv()
@@ -75,13 +75,13 @@ def _provide(pipe: Connection) -> None:
 
 @contextmanager
 def gateway(folder: Path, upstream: str) -> Iterator[Started]:
-    """A running gateway before a provider, with a SQLite store and its log in `folder`."""
+    """Start a gateway that calls this provider, with its SQLite store and log in `folder`."""
     file, log, store = folder / "bench.yaml", folder / "gateway.log", folder / "gateway.db"
     file.write_text(json.dumps(_settings(upstream, store)))
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(file), "--port", "0"]
     began = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  # ourselves
+        process = subprocess.Popen(  # noqa: S603  # this program
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
     try:
@@ -107,21 +107,21 @@ def _settings(upstream: str, store: Path) -> dict[str, object]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without settings of another gateway and without a proxy: nothing here leaves this machine."""
+    """Return the environment without gateway settings and proxies, so that nothing leaves this machine."""
     foreign = ("GATEWAY_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(foreign)}
 
 
 def _address(process: subprocess.Popen[bytes], log: Path, began: float) -> str:
-    """Where it takes calls, as it says itself.
+    """Wait for the URL of the gateway in its log, and return it.
 
     Raises:
-        NotStarted: it ended, or took too long.
+        NotStarted: the process ended, or took too long.
     """
     while time.monotonic() - began < _STARTS_WITHIN_S:
-        found = _ADDRESS.search(log.read_text("utf-8", "replace"))
-        if found:
-            return found[1]
+        match = _ADDRESS.search(log.read_text("utf-8", "replace"))
+        if match:
+            return match[1]
         if process.poll() is not None:
             break
         time.sleep(0.005)

@@ -22,7 +22,7 @@ _RUNS: Final = 5
 
 
 async def record_of(file: Path, session: SessionKey) -> CallRecord | None:
-    """The newest record of a session, as a gateway wrote it; None where there is none."""
+    """Return the newest record of a session, or None."""
     store = SqliteStore(file, timeout_s=_TIMEOUT_S)
     try:
         return next(iter(await store.calls(session, 1)), None)
@@ -31,19 +31,19 @@ async def record_of(file: Path, session: SessionKey) -> CallRecord | None:
 
 
 async def pair_us(file: Path, record: CallRecord, pairs: int) -> float:
-    """CPU µs of this process for a hold and its settlement, one after the other: the median of five runs.
+    """Return the CPU time in µs for one hold and its settlement: the median of five runs.
 
-    `record`: what each call looks like; `file`: where the store is made.
+    `record`: the template for the record of each call. `file`: the store to create.
     """
     store = SqliteStore(file, timeout_s=_TIMEOUT_S)
     try:
         await _hold_and_settle(store, record, range(pairs))
-        found = []
+        times = []
         for run in range(1, _RUNS + 1):
             began = time.process_time()
             await _hold_and_settle(store, record, range(run * pairs, (run + 1) * pairs))
-            found.append((time.process_time() - began) / pairs * 1e6)
-        return statistics.median(found)
+            times.append((time.process_time() - began) / pairs * 1e6)
+        return statistics.median(times)
     finally:
         await store.aclose()
 
@@ -52,8 +52,8 @@ async def _hold_and_settle(store: SqliteStore, record: CallRecord, numbers: rang
     claim = Claim(record.accounts[-1], _LIMIT)
     for number in numbers:
         name = call_id(int(time.time() * 1000), number.to_bytes(10, "big"))
-        one = replace(record, call_id=name, request_id=name)
+        settled = replace(record, call_id=name, request_id=name)
         fixed, unit = Amount(max(1, record.spent.tokens), record.spent.nano_usd, 1), Amount(1, 1)
         hold = Hold(name, (claim,), fixed, unit, least=1, most=2_048)
-        await store.reserve(OpenHold(hold, one), _LEASE_S)
-        await store.settle(one)
+        await store.reserve(OpenHold(hold, settled), _LEASE_S)
+        await store.settle(settled)

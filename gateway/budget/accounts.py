@@ -45,7 +45,7 @@ from gateway.core.ledger.charging import (
 )
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.plan import Plan
-from gateway.core.ports import Observer, ReadBody, Store
+from gateway.core.ports import Observer, ReadBody, Sessions
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.stored import CallClosing
@@ -77,7 +77,7 @@ class Accounts:
     def __init__(
         self,
         *,
-        store: Store,
+        store: Sessions,
         read_body: ReadBody,
         settler: Settler,
         budgets: Budgets,

@@ -24,7 +24,7 @@ from gateway.core.ledger.charging import (
 )
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Store
+from gateway.core.ports import Sessions, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import CallOpening, OpenHold
 from gateway.stores.leases import Lease, Leases
@@ -345,7 +345,7 @@ def _as_granted(opened: OpenHold, units: int) -> OpenHold:
 
 
 async def sessions_above(
-    store: Store, session: SessionKey, parent: str | None, read: Parents = _NOTHING_READ
+    store: Sessions, session: SessionKey, parent: str | None, read: Parents = _NOTHING_READ
 ) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
     """Return the chain of parents, as far as it is charged, and the next parent after it; None if there is none.
 

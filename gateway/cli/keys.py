@@ -31,7 +31,7 @@ from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
     from gateway.core.ledger.arithmetic import Balance, Claim, Limits
-    from gateway.core.ports import Store
+    from gateway.core.ports import Ledger, Store
     from gateway.core.stored import StoredKey
 
 app = typer.Typer(cls=Group, help="Client keys stored in the store: list, add, revoke.", invoke_without_command=True)
@@ -229,7 +229,7 @@ def _option_error(problem: str, given: Mapping[str, object]) -> str:
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-async def _balances(opened: Store, stored: Sequence[StoredKey]) -> Sequence[Balance | None]:
+async def _balances(opened: Ledger, stored: Sequence[StoredKey]) -> Sequence[Balance | None]:
     """Return the balances of client keys; None for a key whose account cannot be read.
 
     An unreadable account does not hide the balances of other keys.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gateway.core.errors import InvalidRequest
     from gateway.core.ledger.arithmetic import Dimension
     from gateway.core.ledger.session_key import SessionKey
-    from gateway.core.ports import Store
+    from gateway.core.ports import Sessions, Store
 
 T = TypeVar("T")
 
@@ -304,7 +304,7 @@ def _no_session(session: str, config: Path | None, store: str | None) -> NoRetur
     stop(f"There is no session {quoted(session)} in {_store_text(config, store)}{alike}.", Exit.FAILED)
 
 
-async def suggest_session(opened: Store, name: str) -> str:
+async def suggest_session(opened: Sessions, name: str) -> str:
     """Return a suggestion to append to the error about an unknown session, or an empty text.
 
     It is one of the newest sessions: one of a client key with the same id, else the one with the most similar name.

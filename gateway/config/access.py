@@ -15,30 +15,30 @@ from gateway.core.ledger.session_key import is_reserved
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
-    if len(key.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are 80 bits and more
+    if len(key.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are at least 80 bits
         raise ValueError("a key needs at least 16 characters")
     return key
 
 
-def _alike(values: Sequence[str]) -> tuple[int, int] | None:
-    """Where the first value stands that is there twice, and where again."""
+def _repeated(values: Sequence[str]) -> tuple[int, int] | None:
+    """Return the positions of the first repeated value: first and second occurrence, or None."""
     first: dict[str, int] = {}
-    return next(((found, at) for at, value in enumerate(values) if (found := first.setdefault(value, at)) != at), None)
+    return next(((seen, at) for at, value in enumerate(values) if (seen := first.setdefault(value, at)) != at), None)
 
 
 class KeyBudget(Section):
-    """What a client key may spend in all its sessions together."""
+    """The budget of a client key, for all its sessions together."""
 
-    tokens: int | None = Field(None, ge=0, le=2**53, description="Tokens.")
-    usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="US dollars.")
-    calls: int | None = Field(None, ge=0, le=2**53, description="Calls.")
-    window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for life.")
+    tokens: int | None = Field(None, ge=0, le=2**53, description="Most tokens; null: unlimited.")
+    usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="Most US dollars; null: unlimited.")
+    calls: int | None = Field(None, ge=0, le=2**53, description="Most calls; null: unlimited.")
+    window: str | None = Field(None, description="The budget refills after this time, such as 1h or 1d; null: never.")
 
     @field_validator("usd")
     @classmethod
     def _usd(cls, value: Decimal | None) -> Decimal | None:
         if value is not None and 0 < value < LEAST_USD:
-            raise ValueError(f"is less than a billionth of a dollar; use 0, or {LEAST_USD:f} and more")
+            raise ValueError(f"is less than a billionth of a dollar; use 0, or at least {LEAST_USD:f}")
         return value
 
     @field_validator("window")
@@ -50,18 +50,20 @@ class KeyBudget(Section):
 
     @property
     def window_s(self) -> float | None:
-        """`window` in seconds."""
+        """Return `window` in seconds."""
         return duration(self.window) if self.window is not None else None
 
 
 class ClientKey(Section):
     """One client key."""
 
-    name: str = Field(description="Its sessions are kept under this name.")
-    key: SecretStr = Field(description="The key itself, at least 16 characters; best as ${VARIABLE}.")
-    models: tuple[str, ...] = Field((), description="Shell patterns of the models it may call; empty: all.")
-    budget: KeyBudget = Field(KeyBudget(), description="What it may spend in all its sessions together.")
-    rpm: int | None = Field(None, ge=1, le=2**53, description="Requests a minute.")
+    name: str = Field(description="Name of the key. Its sessions are stored under this name.")
+    key: SecretStr = Field(
+        description="The key, at least 16 characters. Write ${VARIABLE} to keep it out of this file."
+    )
+    models: tuple[str, ...] = Field((), description="Shell patterns of the models that it may call; empty: all.")
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all its sessions together.")
+    rpm: int | None = Field(None, ge=1, le=2**53, description="Most requests per minute; null: unlimited.")
 
     @field_validator("name")
     @classmethod
@@ -69,7 +71,9 @@ class ClientKey(Section):
         if not is_valid(value):
             raise ValueError(f"use {ID_FORM}")
         if is_reserved(value):
-            raise ValueError("is a name for callers without a key, whose sessions it would see; choose another")
+            raise ValueError(
+                "is reserved for callers without a key, and it would see their sessions; choose another name"
+            )
         return value
 
     @field_validator("key")
@@ -79,16 +83,18 @@ class ClientKey(Section):
 
 
 class Auth(Section):
-    """Who may call."""
+    """Client keys and the admin key."""
 
-    keys: tuple[ClientKey, ...] = Field((), description="Client keys. Empty: open; then listen on loopback only.")
+    keys: tuple[ClientKey, ...] = Field(
+        (), description="Client keys. Without any key the gateway accepts every caller, so listen on loopback only."
+    )
     required: bool = Field(
         default=False,
-        description="Refuse calls without a client key even where none is listed here: for keys that are kept in the "
+        description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in the "
         "store (gateway keys).",
     )
     admin_key: SecretStr | None = Field(
-        None, description="Needed for writes under /api when set; when unset those are for loopback only."
+        None, description="Key required for changes under /api. null: only callers on this machine may make changes."
     )
 
     @field_validator("keys")
@@ -98,7 +104,7 @@ class Auth(Section):
             ("name", [key.name for key in keys]),
             ("key", [key.key.get_secret_value() for key in keys]),
         ):
-            pair = _alike(values)
+            pair = _repeated(values)
             if pair is not None:
                 raise ValueError(f"keys[{pair[0]}] and keys[{pair[1]}] have the same {what}")
         return keys
@@ -106,45 +112,57 @@ class Auth(Section):
     @field_validator("admin_key")
     @classmethod
     def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
-        # An empty one (${ADMIN_KEY:-}) would be matched by an empty credential.
+        # An empty key (${ADMIN_KEY:-}) would match an empty credential.
         return _long_enough(value) if value is not None and value.get_secret_value().strip() else None
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:
         secrets = [key.key.get_secret_value() for key in self.keys]
         if self.admin_key is not None and self.admin_key.get_secret_value() in secrets:
-            raise ValueError("admin_key is a client's key too, who could then raise every budget; choose another")
+            raise ValueError(
+                "admin_key is also a client key, and that client could raise every budget; choose another one"
+            )
         return self
 
 
 class Budget(KeyBudget):
-    """What a session may spend."""
+    """The budget of each session."""
 
     count_cached: float = Field(
-        1.0, ge=0, le=1, description="What a cached input token counts in the token budget; 0.1: like its price."
+        1.0, ge=0, le=1, description="How much a cached input token counts in token budgets; 0.1 is about its price."
     )
-    warn_at: float = Field(0.8, ge=0, le=1, description="From this share on answers carry x-session-budget-warning.")
+    warn_at: float = Field(
+        0.8,
+        ge=0,
+        le=1,
+        description="Used share of a budget, 0 to 1, at which responses begin to carry x-session-budget-warning.",
+    )
     modes: bool = Field(
         default=True,
-        description="Tool results shrink as the budget does: raw above 50 % left, then table, below 20 % summary, "
-        "below 5 % handle_only. Results that the model has not read yet are shown as tables at most while they fit.",
+        description="Shorten tool results as the budget runs low: raw above 50 % left, then table, below 20 % "
+        "summary, below 5 % handle_only. Results that the model has not read yet are at most reduced to tables while "
+        "they fit.",
     )
     summary_model: str | None = Field(
         None,
-        description="Model that is called for a summary of a large tool result in the mode summary, as a call would "
-        "name it; its tokens are added to the session. null: an extract is made, without a call.",
+        description="Model that summarizes large tool results in the mode summary, named as in a call. Its tokens are "
+        "charged to the session. null: the gateway makes an extract without a call.",
     )
     clamp_output: bool = Field(
-        default=True, description="Lower a call's output limit to what is left, instead of refusing the call."
+        default=True,
+        description="Lower the output limit of a call to what is left of the budget, instead of refusing the call.",
     )
     deferred: Literal["refuse", "forward"] = Field(
         "refuse",
-        description="Calls whose cost arises after their answer (batches, fine-tuning, videos, realtime "
-        "sessions), while a budget in tokens or USD is in force: its holder is not charged for them.",
+        description="Calls that are billed after their response (batches, fine-tuning, videos, realtime sessions), if "
+        "a budget in tokens or USD is in force. forward: they are not charged to the budget.",
     )
     exhausted_status: Literal[400, 402, 429] = Field(
-        400, description="Status of a refusal; many clients repeat the other two."
+        400, description="HTTP status of a refusal by a budget. Many clients retry 402 and 429."
     )
     lease_s: float = Field(
-        180, ge=5, le=3600, description="A hold not renewed for so long is settled from what was noted of it last."
+        180,
+        ge=5,
+        le=3600,
+        description="A hold that is not renewed for this many seconds is settled with the usage last reported for it.",
     )

@@ -13,7 +13,7 @@ from gateway.core.http.addresses import is_address
 from gateway.core.http.signing import signing_key
 
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
-#: what we say ourselves
+#: headers that the gateway sets
 _OURS: Final = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding", "user-agent"})
 _DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
@@ -21,26 +21,30 @@ EventName = Literal["on_usage", "on_finish", "on_step"]
 
 
 class Webhook(Section):
-    """A program elsewhere that is told of events."""
+    """A program that receives events over HTTP."""
 
-    url: str = Field(repr=False, description="Where events are sent with POST; only its host is ever logged.")
+    url: str = Field(repr=False, description="URL to which events are sent with POST. Only its host is logged.")
     events: tuple[EventName, ...] = Field(
         ("on_finish",),
         min_length=1,
-        description="on_finish: a call ended; on_usage: it was charged; on_step: a session went on in its steps.",
+        description="on_finish: a call ended; on_usage: it was charged; on_step: a session changed its step or "
+        "advanced in it.",
     )
     secret: SecretStr | None = Field(
-        None, description="whsec_ and Base64 of 24 to 64 random bytes: events are signed with it (Standard Webhooks)."
+        None,
+        description="Secret that signs the events (Standard Webhooks): whsec_ and 24 to 64 random bytes as Base64.",
     )
-    timeout_s: float = Field(10, gt=0, le=60, description="Longest wait for an answer, connecting included.")
-    headers: dict[str, str] = Field({}, repr=False, description="Further headers, such as an Authorization.")
+    timeout_s: float = Field(
+        10, gt=0, le=60, description="Longest wait for a response in seconds, including connecting."
+    )
+    headers: dict[str, str] = Field({}, repr=False, description="Additional headers, such as Authorization.")
 
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
-        is_one = is_address(value) and value.isascii() and not any(char.isspace() for char in value)
-        if not is_one or urlsplit(value).fragment:
-            raise ValueError("must be an address like https://app.example/hooks/gateway")
+        is_valid = is_address(value) and value.isascii() and not any(char.isspace() for char in value)
+        if not is_valid or urlsplit(value).fragment:
+            raise ValueError("must be a URL like https://app.example/hooks/gateway")
         return value
 
     @field_validator("secret")
@@ -60,21 +64,21 @@ class Webhook(Section):
     def _headers(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not HEADER_NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith("webhook-"):
-                raise ValueError(f"{name!r} is no name for a further header")
+                raise ValueError(f"{name!r} is not allowed as an additional header")
             if not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name!r} must be visible ASCII characters")
         return {name.lower(): text for name, text in value.items()}
 
 
 class Callbacks(Section):
-    """Who is told of calls, besides the log."""
+    """Receivers of events, besides the log."""
 
-    webhooks: tuple[Webhook, ...] = Field((), max_length=16, description="Programs elsewhere, told over HTTP.")
+    webhooks: tuple[Webhook, ...] = Field((), max_length=16, description="Programs that receive events over HTTP.")
     observers: tuple[str, ...] = Field(
         (),
         max_length=16,
-        description="Your own Python, as package.module.Class: on_usage, on_finish and on_step of it are called. One "
-        "object for each worker.",
+        description="Your own Python classes, as package.module.Class. The gateway calls their methods on_usage, "
+        "on_finish and on_step. Each worker has its own object.",
     )
 
     @field_validator("observers")

@@ -1,7 +1,7 @@
 """Check settings that depend on each other, and format configuration errors with their key paths.
 
-What one value must be is said by the schema. Here stands what several say together, and how the schema's own complaints
-are worded. No line repeats a text that stands in the file: a secret may stand in the wrong place.
+The schema checks single values. This module checks values that depend on each other, and words the errors of the
+schema. No message repeats a text of the file, because a secret can be in the wrong place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.core.routing import ModelRule, Routes
 
 #: how pydantic names the alternatives of a union
 _KIND: Final = re.compile(r"(?:literal|dict|lax-or-strict|function-[a-z]+)\[.*\]|constrained-(?:int|float|str)")
-#: what pydantic says in words of Python
+#: messages that replace those of pydantic, which use terms of Python
 _WORDS: Final = {
     "dict_type": "input should be keys and values, like {a: b}",
     "tuple_type": "input should be a list, like [a, b]",
@@ -32,25 +32,25 @@ _WORDS: Final = {
     "too_short": "needs %(min_length)d or more entries, and has %(actual_length)d",
     "too_long": "takes %(max_length)d entries or fewer, and has %(actual_length)d",
 }
-#: how alike a name must be to be proposed
+#: the least similarity, 0 to 1, of a name that is suggested
 ALIKE: Final = 0.5
 #: keys whose text is a duration
 _DURATIONS: Final = frozenset({"ttl", "window"})
-#: what a parser says that is not understood without its context, and what is said instead
-_SAID: Final = {
+#: YAML parser messages that are unclear without context, and their replacements
+_CLEARER: Final = {
     "but found another document": "it holds more than one document (---)",
-    "second occurrence": "an anchor (&) stands there twice",
+    "second occurrence": "an anchor (&) is used twice",
 }
 
-#: keys that name a model which the gateway calls by itself
-_CALLED_BY_US: Final = ("budget.summary_model", "context.summary.model")
+#: keys that name a model which the gateway itself calls
+_CALLED_BY_GATEWAY: Final = ("budget.summary_model", "context.summary.model")
 
 
 def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
-    """References to providers that do not exist."""
+    """Return an error for each reference to an unknown provider."""
     providers, models = merged.get("providers"), merged.get("models")
     if not isinstance(providers, dict):
-        return []  # the schema says what is wrong with it
+        return []  # the schema reports the error
     known = providers
     default = merged.get("default_provider", Settings.model_fields["default_provider"].default)
     named: list[tuple[str, object]] = [("default_provider", default)]
@@ -58,19 +58,19 @@ def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
         rows = [(index, row) for index, row in enumerate(models) if isinstance(row, dict)]
         named += [(f"models[{index}].provider", name) for index, row in rows for name in _names(row.get("provider"))]
     return [
-        f"{path}: there is no such provider{did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
+        f"{path}: unknown provider{did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
         for path, name in named
         if isinstance(name, str) and name not in known
     ]
 
 
 def _names(provider: object) -> Iterable[object]:
-    """The name of one provider, or those of all that share a route's calls."""
+    """Return the name of a provider, or the names of all that share the calls of a route."""
     return provider if isinstance(provider, dict) else [provider]
 
 
 def named_models(settings: Settings) -> list[tuple[str, str]]:
-    """(path, name) of the models that the configuration names for calls to go to."""
+    """Return (path, name) of the models in the configuration that calls are sent to."""
     named = [
         (f"models[{index}].fallback[{place}]", name)
         for index, row in enumerate(settings.models)
@@ -83,14 +83,14 @@ def named_models(settings: Settings) -> list[tuple[str, str]]:
         for at, step in enumerate(agent.steps)
         if step.model is not None
     ]
-    asked = zip(_CALLED_BY_US, (settings.budget.summary_model, settings.context.summary.model), strict=True)
+    asked = zip(_CALLED_BY_GATEWAY, (settings.budget.summary_model, settings.context.summary.model), strict=True)
     return [*named, *((path, name) for path, name in asked if name is not None)]
 
 
-def served_by_nobody(settings: Settings) -> list[str]:
-    """Models of the configuration that no provider serves, and `summarize` without one."""
+def models_without_provider(settings: Settings) -> list[str]:
+    """Return an error for each configured model without a provider, and for `summarize` without a model."""
     if settings.context.summary.model is None and "summarize" in settings.context.strategies:
-        return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
+        return ["context.summary.model: summarize needs a model; set one, or remove summarize from strategies"]
     rules = [ModelRule(row.match, row.providers[0]) for row in settings.models]
     if settings.built_in_providers:
         rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
@@ -101,21 +101,21 @@ def served_by_nobody(settings: Settings) -> list[str]:
         except UnknownModel as fault:
             problems.append(f"{path}: {fault.message}")
         else:
-            problems += _untaken(path, provider, settings.providers[provider].dialects)
+            problems += _without_chat(path, provider, settings.providers[provider].dialects)
     return problems
 
 
-def _untaken(path: str, provider: str, dialects: Sequence[str] | None) -> list[str]:
-    """A complaint where the gateway is to ask for summaries at a provider that does not take the format chat."""
-    if path not in _CALLED_BY_US or dialects is None or "chat" in dialects:
+def _without_chat(path: str, provider: str, dialects: Sequence[str] | None) -> list[str]:
+    """Return an error if a provider that is asked for summaries does not accept the format chat."""
+    if path not in _CALLED_BY_GATEWAY or dialects is None or "chat" in dialects:
         return []
-    return [f"{path}: summaries are asked for in the format chat, which providers.{provider}.dialects does not name"]
+    return [f"{path}: summaries use the format chat, which providers.{provider}.dialects does not list"]
 
 
 def unknown_agents(settings: Settings) -> list[str]:
-    """References to agents that do not exist."""
+    """Return an error for each reference to an unknown agent."""
     return [
-        f"models[{index}].agent: there is no such agent{did_you_mean(row.agent, settings.agents)}; "
+        f"models[{index}].agent: unknown agent{did_you_mean(row.agent, settings.agents)}; "
         f"configured: {', '.join(settings.agents) or 'none'}"
         for index, row in enumerate(settings.models)
         if row.agent is not None and row.agent not in settings.agents
@@ -123,55 +123,55 @@ def unknown_agents(settings: Settings) -> list[str]:
 
 
 def unshared_store(settings: Settings) -> list[str]:
-    """Several workers, each with a store of its own."""
+    """Return an error if several workers would each have their own store."""
     if settings.server.workers > 1 and settings.store.url == "memory://":
-        return ["server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"]
+        return ["server.workers: more than one worker needs a shared store; set store.url to sqlite://PATH"]
     return []
 
 
 def not_yaml(error: Exception, text: str) -> str:
-    """Where a text is no YAML, and why."""
+    """Return the place and the reason of a YAML error, to append to a message."""
     mark = getattr(error, "problem_mark", None)
     if not isinstance(error, MarkedYAMLError) or mark is None:
         return f": {_unmarked(error)}"
     place = f" (line {mark.line + 1}, column {mark.column + 1})"
     line = text.split("\n")[mark.line :][:1]
     if line and line[0][mark.column : mark.column + 1] == "\t":
-        return f"{place}: a tab stands where YAML takes spaces only"
+        return f"{place}: there is a tab where YAML allows only spaces"
     if line and line[0][max(mark.column - 1, 0) :].startswith("${"):
-        return f'{place}: between brackets a text with ${{NAME}} needs quotes, like {{url: "${{NAME}}"}}'
+        return f'{place}: inside brackets a text with ${{NAME}} needs quotes, like {{url: "${{NAME}}"}}'
     return f"{place}: {_reason(error)}"
 
 
 def _unmarked(error: Exception) -> str:
     if isinstance(error, ReaderError):
-        return "it holds a control character"
+        return "it contains a control character"
     if isinstance(error, RecursionError):
-        return "it is nested too deep"
-    return "it holds a date or a number that there is not; a text that looks like one needs quotes"
+        return "it is nested too deeply"
+    return "it contains an impossible date or number; put quotes around a text that looks like one"
 
 
 def _reason(error: MarkedYAMLError) -> str:
-    """What the parser says, without what it read."""
-    said = _SAID.get(error.problem or "", error.problem or "the reason is not known")
-    if "alias" in said or "tag" in said:
+    """Return the message of the parser, without quoted parts of the file."""
+    message = _CLEARER.get(error.problem or "", error.problem or "the reason is unknown")
+    if "alias" in message or "tag" in message:
         return "a text that begins with *, & or ! needs quotes"
-    # A scanner names signs such as '}', a composer and a constructor whole texts.
-    return said if isinstance(error, ScannerError | ParserError) else re.split("['\"]", said)[0].strip()
+    # Scanner and parser only quote signs such as '}'. Composer and constructor quote texts of the file.
+    return message if isinstance(error, ScannerError | ParserError) else re.split("['\"]", message)[0].strip()
 
 
 def described(error: ValidationError) -> list[str]:
-    """What the schema complains about, one line for each key."""
+    """Return the errors of the schema, one line per key."""
     lines: dict[str, str] = {}
     problems = error.errors(include_url=False)
     for problem in problems:
         if _is_of_another_kind(problem, problems) or _is_counted_without(problem, problems):
             continue
-        # A value that may be a word or a number is complained about once for each.
+        # pydantic reports a value that can be a word or a number once for each of them.
         location = _keys(problem["loc"])
         path = _dotted(location)
         if problem["type"] == "extra_forbidden":
-            lines[path] = f"there is no such key{_meant(location)}"
+            lines[path] = f"unknown key{_meant(location)}"
             continue
         text = _worded(problem)
         text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
@@ -188,12 +188,12 @@ def _worded(problem: Mapping[str, Any]) -> str:
         fields = section.model_fields
         shown = next((name for name, facts in fields.items() if facts.is_required()), next(iter(fields)))
         return f"input should be keys and values, like {{{shown}: …}}"
-    own, said = _WORDS.get(problem["type"]), str(problem["msg"])
+    own, message = _WORDS.get(problem["type"]), str(problem["msg"])
     if own is None:
-        return said.removeprefix("Value error, ")
+        return message.removeprefix("Value error, ")
     numbers = problem.get("ctx", {})
     if numbers.get("actual_length", 0) is None:
-        # pydantic does not say it of keys and values
+        # pydantic omits the length of mappings
         numbers = {**numbers, "actual_length": len(problem["input"])}
     return str(own % numbers)
 
@@ -203,7 +203,7 @@ def _keys(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _is_of_another_kind(problem: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it only says that a value is not of one kind, while the value is of another and wrong within that."""
+    """Return whether an error only rejects one alternative of a union, while another error is inside the right one."""
     kinds = problem["loc"][:-1]
     is_choice = _keys(problem["loc"][-1:]) == ()
     return is_choice and any(
@@ -212,7 +212,7 @@ def _is_of_another_kind(problem: Mapping[str, Any], problems: Sequence[Mapping[s
 
 
 def _is_counted_without(problem: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a list is called too short only because entries in which something is wrong are not counted."""
+    """Return whether a list is only reported as too short because invalid entries were not counted."""
     place = problem["loc"]
     return problem["type"] == "too_short" and any(
         other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in problems
@@ -224,7 +224,7 @@ def _shown(location: tuple[int | str, ...], value: object) -> str:
 
 
 def _is_no_secret(location: tuple[int | str, ...]) -> bool:
-    """Whether a complaint may show the number it is about. Elsewhere it may be a key that has only digits."""
+    """Return whether a message may show the wrong number. In other places it can be a key made of digits."""
     match location:
         case ("server" | "context" | "sessions" | "telemetry" | "budget", *_) | ("store", "timeout_ms"):
             return True
@@ -243,7 +243,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _meant(location: tuple[int | str, ...]) -> str:
-    """What an unknown key may have been meant as: one that is indented otherwise, or spelled otherwise."""
+    """Return a suggestion for an unknown key, with another indentation or spelling, or an empty text."""
     name, section = str(location[-1]), _section(location[:-1])
     below = next(_below(section, name), ()) if section is not None else ()
     if below:
@@ -262,7 +262,7 @@ def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
 
 
 def _below(section: type[BaseModel], name: str) -> Iterator[tuple[str, ...]]:
-    """Where in the sections of a section there is a key of this name; not in lists, nor in what users name."""
+    """Yield the paths of this key inside the sections of a section, but not in lists or mappings."""
     for field, facts in section.model_fields.items():
         inner = facts.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -273,7 +273,7 @@ def _below(section: type[BaseModel], name: str) -> Iterator[tuple[str, ...]]:
 
 def _inner_section(section: type[BaseModel], part: int | str) -> type[BaseModel] | None:
     if not isinstance(part, str) or part not in section.model_fields:
-        return section  # an index, or a provider's name: the section is that of the elements
+        return section  # an index or the name of a provider: `section` is already that of the elements
     return next(_sections_in(section.model_fields[part].annotation), None)
 
 
@@ -285,9 +285,13 @@ def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = ALIKE, before: str = "") -> str:
-    """The known name that is most like one that is not known, to be said behind it; empty where none is.
+    """Return " (did you mean …?)" with the most similar known name, or an empty text if none is similar.
 
-    `cutoff`: how much alike they have to be, 0 to 1; `before`: how all of them begin.
+    Args:
+        name: the unknown name.
+        known: the known names, without `before`.
+        cutoff: the least similarity, 0 to 1.
+        before: a prefix of all known names, which the suggestion repeats.
     """
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {before}{close[0]}?)" if close else ""

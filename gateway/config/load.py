@@ -1,8 +1,8 @@
 """Find gateway.yaml, apply environment variables and flags, and validate the result.
 
-Every complaint names its key path; all are collected before one is raised. Order of precedence: command line flag,
-environment (`GATEWAY_SERVER_PORT`), file, default. The environment is read here and nowhere else. No complaint repeats
-a text that stands in the file: a secret may stand in the wrong place.
+Precedence: command line flag, environment variable (`GATEWAY_SERVER_PORT`), file, default. Only this module reads the
+environment. All errors are collected before they are raised, each with its key path. No error repeats a text of the
+file, because a secret can be in the wrong place.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from gateway.config.access import KeyBudget
 from gateway.config.complaints import (
     described,
+    models_without_provider,
     named_models,
     not_yaml,
-    served_by_nobody,
     unknown_agents,
     unknown_providers,
     unshared_store,
@@ -42,17 +42,17 @@ from gateway.core.values import dataclass
 DEFAULT_FILE: Final = "gateway.yaml"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
-#: among the flags: the one provider that takes the place of all, by its name, and what is known of its models
+#: the flag with the one provider that replaces all others, and facts of its models
 ONLY_PROVIDER: Final = "only_provider"
-#: what `built_in_providers` may read where it comes from the environment
+#: values of `built_in_providers` from the environment that mean false
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings and where they came from.
+    """Settings and their sources.
 
-    `key_sources`: provider -> the variable its key was read from. `notes`: what is no problem, but may be a mistake.
+    `key_sources`: the variable with the key of each provider. `notes`: valid settings that may be a mistake.
     """
 
     settings: Settings
@@ -71,13 +71,13 @@ def load(
     """Read, merge and check the configuration.
 
     Args:
-        file: as `-c` names it; None looks at $GATEWAY_CONFIG, then ./gateway.yaml, then uses the defaults.
-        environment: variables; None takes the process's.
-        flags: dotted key path -> value; these beat everything else. `only_provider`: see `gateway.cli.serve`.
-        search: whether to look for a file where none is named.
+        file: the file named by `-c`. None: $GATEWAY_CONFIG, or else ./gateway.yaml, or else only defaults.
+        environment: variables; None: those of the process.
+        flags: values by dotted key path, which override everything else. `only_provider`: see `gateway.cli.serve`.
+        search: look for a file if `file` is None.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: with all errors found.
     """
     env = os.environ if environment is None else environment
     path = _find(file, env) if search or file else None
@@ -95,7 +95,7 @@ def load(
     problems = references.problems
     own = references.into(raw, "")
     folder = path.parent if path is not None else Path()
-    own = _overhead(_with_agents(own, folder, references), folder)
+    own = _with_absolute_paths(_with_agents(own, folder, references), folder)
     merged, unsent = _sendable(_with_built_in(own, references.into(built_in, "providers")), own, built_in)
     unset = {line.partition(":")[0] for line in problems}
     try:
@@ -105,7 +105,7 @@ def load(
         problems += unknown_providers(merged)
     else:
         problems += unknown_providers(merged) + unshared_store(settings)
-        problems += served_by_nobody(settings) + unknown_agents(settings)
+        problems += models_without_provider(settings) + unknown_agents(settings)
     if problems:
         raise ConfigError(with_variables(problems, set_by.keys() - given.keys()))
     sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)
@@ -114,10 +114,10 @@ def load(
 
 
 def key_budget(values: Mapping[str, object]) -> KeyBudget:
-    """A client key's budget from elsewhere than the file.
+    """Check the budget of a client key that does not come from the file.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: with all errors found.
     """
     try:
         return KeyBudget.model_validate(values)
@@ -126,111 +126,111 @@ def key_budget(values: Mapping[str, object]) -> KeyBudget:
 
 
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
-    """Leave a command's `-c` and flags where its worker processes and later reloads find them."""
+    """Put `-c` and the flags of a command into the environment, for its worker processes and later reloads."""
     if loaded_from is not None:
         os.environ[FILE_VARIABLE] = str(loaded_from)
     os.environ[_FLAGS_VARIABLE] = json.dumps(flags)
 
 
 def share_metrics(folder: Path | None) -> None:
-    """Leave word for worker processes of where they keep their figures for each other; None: there is one worker."""
+    """Put the folder in which workers share their metrics into the environment; None: there is only one worker."""
     os.environ.pop(_METRICS_VARIABLE, None)
     if folder is not None:
         os.environ[_METRICS_VARIABLE] = str(folder)
 
 
 def shared_metrics() -> Path | None:
-    """What `share_metrics` said."""
+    """Return the folder set by `share_metrics`, or None."""
     folder = os.environ.get(_METRICS_VARIABLE)
     return Path(folder) if folder else None
 
 
 def load_passed_on() -> Loaded:
-    """`load` as the command did that called `pass_on`.
+    """Load the configuration with the flags that `pass_on` put into the environment.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: with all errors found.
     """
     return load(flags=json.loads(os.environ.get(_FLAGS_VARIABLE, "{}")))
 
 
 def refuse_open_door(settings: Settings) -> None:
-    """Refuse to offer a held provider key to the whole network.
+    """Refuse to let the whole network use a provider key.
 
     Raises:
-        ConfigError: the host is not loopback, a provider key is held, and there are no client keys.
+        ConfigError: the host is not loopback, the gateway has a provider key, and there are no client keys.
     """
     held = sorted(
         name
         for name, provider in settings.providers.items()
         if provider.holds_credential
-        # litellm finds one by itself: in the environment, or where the machine's cloud gives it one.
+        # litellm finds credentials itself, in the environment or from the cloud that the machine runs in.
         or (provider.adapter == "litellm" and provider.auth == "none")
     )
     if is_loopback(settings.server.host) or settings.auth.keys or settings.auth.required or not held:
         return
     problem = (
-        f"auth.keys: {settings.server.host} is reachable from the network and the gateway holds the key of "
-        f"{', '.join(held)}, so anyone could spend it. Set auth.keys, or auth.required with "
-        "keys made by gateway keys add, or listen on 127.0.0.1."
+        f"auth.keys: {settings.server.host} is reachable from the network, and anyone could use the gateway's key of "
+        f"{', '.join(held)}. Set auth.keys, or auth.required with keys made by gateway keys add, or listen on "
+        "127.0.0.1."
     )
     raise ConfigError([problem])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach a host."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.\d{1,3}){3}", host) is not None
 
 
 def built_in_providers() -> frozenset[str]:
-    """The names of the providers that need no configuration."""
+    """Return the names of the built-in providers."""
     return frozenset(_read_yaml(data_folder() / "providers.yaml"))
 
 
 def unused_providers(settings: Settings) -> frozenset[str]:
-    """Built-in providers that nothing speaks for: they are as they come, without a key, and nothing names them.
+    """Return the built-in providers that are not in use: unchanged, without a key, and not named anywhere.
 
-    There are none where callers bring their own keys: the configuration names no default provider of its own, or one
-    that it has no key for. What stands before the slash then says whose key it is.
+    If callers send their own provider keys, all providers are in use, because `provider/model` then says whose key is
+    sent. That is the case if `default_provider` is null or unchanged, or is a provider without a key.
     """
     name = settings.default_provider
     default = settings.providers.get(name or "")
     is_own = name != Settings.model_fields["default_provider"].default
     if default is None or not is_own or not (default.auth == "none" or default.holds_credential):
         return frozenset()
-    spoken_for = named_providers(settings)
-    return frozenset(name for name, row in settings.providers.items() if name not in spoken_for and row.auth != "none")
+    used = named_providers(settings)
+    return frozenset(name for name, row in settings.providers.items() if name not in used and row.auth != "none")
 
 
 def named_providers(settings: Settings) -> frozenset[str]:
-    """The providers that something speaks for: of those that are built in, the ones that are not as they come.
+    """Return the providers in use: those that were added or changed, and those that the configuration names.
 
-    And those that the configuration leads to: the default one, and those of its routes and of the models that it names.
+    The configuration names the default provider and the providers of its routes and models.
     """
     shipped = _read_yaml(data_folder() / "providers.yaml")
-    led_to = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
-    led_to.update(name for row in settings.models for name in row.providers)
+    named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
+    named.update(name for row in settings.models for name in row.providers)
     return frozenset(
         name
         for name, row in settings.providers.items()
-        if name in led_to or name not in shipped or not _is_as_it_comes(row, shipped[name])
+        if name in named or name not in shipped or not _is_unchanged(row, shipped[name])
     )
 
 
-def _is_as_it_comes(row: Provider, shipped: Mapping[str, Any]) -> bool:
-    """Whether a built-in provider has nothing of its own. One whose address a variable gives was set up with that."""
+def _is_unchanged(row: Provider, shipped: Mapping[str, Any]) -> bool:
+    """Return whether a built-in provider was not configured. Setting the variable of its address configures it."""
     has_address = REFERENCE.search(shipped["base_url"]) is None
     return has_address and row == Provider.model_validate({**shipped, "key": ""})
 
 
 def families(own: str = "") -> TokenizerFamilies:
-    """The numbers of the model families in config/families.yaml, and before them those in a file of the user's own.
+    """Load the numbers of the model families: those of the user's file first, then config/families.yaml.
 
     Args:
         own: `context.families`; empty for none.
 
     Raises:
-        ConfigError: they are not such numbers.
+        ConfigError: the content of a file is invalid.
     """
     shipped = _read_yaml(data_folder() / "families.yaml")
     if not own:
@@ -244,56 +244,56 @@ def families(own: str = "") -> TokenizerFamilies:
 
 
 def template() -> str:
-    """The commented gateway.yaml that `gateway init` writes: every key, with its default."""
+    """Return the commented gateway.yaml that `gateway init` writes: every key with its default."""
     installed = Path(__file__).parent.parent / "data" / DEFAULT_FILE
     return (installed if installed.is_file() else Path(__file__).parent.parent.parent / DEFAULT_FILE).read_text("utf-8")
 
 
 def data_folder() -> Path:
-    """The folder of the tables that ship with the package: config/ of a checkout, gateway/data/ once installed."""
+    """Return the folder of the tables in the package: config/ in a checkout, gateway/data/ once installed."""
     installed = Path(__file__).parent.parent / "data"
     return installed if installed.is_dir() else Path(__file__).parent.parent.parent / "config"
 
 
 def model_facts(file: Path | None = None) -> dict[str, Facts]:
-    """The table of config/models.yaml.
+    """Load the facts in config/models.yaml, by model.
 
     Raises:
-        ConfigError: it is not a table of facts.
+        ConfigError: the content of the file is invalid.
     """
     path = file or data_folder() / "models.yaml"
     problems: list[str] = []
-    found: dict[str, Facts] = {}
+    facts: dict[str, Facts] = {}
     for name, row in _read_yaml(path).items():
         try:
-            found[str(name)] = Facts.model_validate(row)
+            facts[str(name)] = Facts.model_validate(row)
         except ValidationError as error:
             problems += [f"{path.name}: {name}.{line}" for line in described(error)]
     if problems:
         raise ConfigError(problems)
-    return found
+    return facts
 
 
 def _find(file: Path | None, env: Mapping[str, str]) -> Path | None:
     named = file or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
     if named is not None:
-        _refuse_what_is_no_file(named)
+        _check_file(named)
         return named
     here = Path(DEFAULT_FILE)
     return here if here.is_file() else None
 
 
-def _refuse_what_is_no_file(named: Path) -> None:
+def _check_file(named: Path) -> None:
     try:
         mode = named.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError([f"{named}: there is no such file; write one with: gateway init {named}"]) from None
+        raise ConfigError([f"{named}: there is no such file; create it with: gateway init {named}"]) from None
     except OSError as error:
         raise ConfigError([f"{named}: cannot be read: {error.strerror}"]) from None
     if stat.S_ISDIR(mode):
         raise ConfigError([f"{named}: is a folder; name the file in it, such as {named / DEFAULT_FILE}"])
     if not stat.S_ISREG(mode):
-        raise ConfigError([f"{named}: is no ordinary file, which could be read again for a reload"])
+        raise ConfigError([f"{named}: is not a regular file, so it cannot be read again on a reload"])
 
 
 def _read_yaml(path: Path) -> dict[Any, Any]:
@@ -303,8 +303,8 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         parser = loader(text)
         try:
             root = parser.get_single_node()
-            twice = list(_twice(root, "", set()))
-            value = parser.construct_document(root) if root is not None and not twice else None
+            duplicates = list(_duplicate_keys(root, "", set()))
+            value = parser.construct_document(root) if root is not None and not duplicates else None
         finally:
             parser.dispose()
     except (OSError, UnicodeDecodeError) as error:
@@ -312,41 +312,41 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError([f"{path}: is not valid YAML{not_yaml(error, text)}"]) from None
-    if twice:
-        raise ConfigError(twice)
+    if duplicates:
+        raise ConfigError(duplicates)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        held = "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else "a single value"
-        raise ConfigError([f"{path}: must hold keys and values, like server: {{port: 8484}}, not {held}"])
+        kind = "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else "a single value"
+        raise ConfigError([f"{path}: must contain keys and values, like server: {{port: 8484}}, not {kind}"])
     return value
 
 
-def _twice(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[str]:
-    """A complaint for each key that stands twice in a block: YAML itself would silently take the last."""
+def _duplicate_keys(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[str]:
+    """Yield an error for each key that is in a block twice. YAML itself silently uses the last one."""
     if id(node) in seen:
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, inner in enumerate(node.value):
-            yield from _twice(inner, f"{path}[{index}]", seen)
+            yield from _duplicate_keys(inner, f"{path}[{index}]", seen)
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, inner in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                yield from _twice(inner, path, seen)
+                yield from _duplicate_keys(inner, path, seen)
                 continue
             place, line = f"{path}.{key.value}" if path else key.value, key.start_mark.line + 1
             if key.value in lines:
-                yield f"{place}: stands here twice, in lines {lines[key.value]} and {line}; keep one"
+                yield f"{place}: is set twice, in lines {lines[key.value]} and {line}; keep one"
             lines[key.value] = line
-            yield from _twice(inner, place, seen)
+            yield from _duplicate_keys(inner, place, seen)
 
 
 def _string_keys(value: Any, seen: tuple[int, ...] = ()) -> Any:
-    """YAML reads some keys as numbers or booleans; all of ours are words. A number without end is infinite."""
+    """Convert keys to text, which YAML can read as numbers or booleans, and replace too large numbers by infinity."""
     if id(value) in seen:
-        raise ConfigError(["(whole file): an alias refers to what contains it"])
+        raise ConfigError(["(whole file): an alias refers to a block that contains it"])
     if isinstance(value, dict):
         return {str(in_sight(key)): _string_keys(inner, (*seen, id(value))) for key, inner in value.items()}
     if isinstance(value, list):
@@ -355,18 +355,18 @@ def _string_keys(value: Any, seen: tuple[int, ...] = ()) -> Any:
 
 
 def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the built-in providers under its own ones, key by key."""
+    """Add the built-in providers to a configuration, whose own keys override theirs."""
     if str(own.get("built_in_providers", True)).lower() in _FALSE:
         built_in = {}
     blocks = own.get("providers")
     if blocks is not None and not isinstance(blocks, dict):
-        return own  # the schema says what is wrong with it
+        return own  # the schema reports the error
     known = {name: _addressed(block) for name, block in built_in.items()}
     merged = {name: block for name, block in known.items() if "base_url" in block}
     for name, block in (blocks or {}).items():
         base = known.get(name)
         if isinstance(base, dict) and isinstance(block, dict):
-            # A provider moved to another address must not get the key that was meant for the old one.
+            # A provider with another address must not get the key that was meant for the old address.
             kept = {**base, "key": ""} if "base_url" in block or block.get("auth") == "none" else base
             if block.get("adapter") == "litellm":
                 kept = {name: value for name, value in kept.items() if name in ("key", "key_prefixes")}
@@ -379,26 +379,26 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
 def _sendable(
     merged: dict[str, Any], own: Mapping[str, Any], built_in: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The configuration without keys that cannot be sent and that nobody asked for, and a line for each of them.
+    """Remove keys that cannot be sent and come from variables of built-in providers; add a note for each of them.
 
-    Those are what variables hold that built-in providers look for: somebody else may have set them.
+    The configuration does not ask for these keys. Another program may have set the variables.
     """
     blocks, named = merged.get("providers"), own.get("providers") or {}
     if not isinstance(blocks, dict) or not isinstance(named, dict):
         return merged, []
-    found, lines = dict(blocks), list[str]()
+    cleaned, notes = dict(blocks), list[str]()
     for name, base in built_in.items():
-        mine, block, match = named.get(name), blocks.get(name), REFERENCE.fullmatch(base.get("key", ""))
-        if match is None or not isinstance(block, dict) or (isinstance(mine, dict) and "key" in mine):
+        own_block, block, match = named.get(name), blocks.get(name), REFERENCE.fullmatch(base.get("key", ""))
+        if match is None or not isinstance(block, dict) or (isinstance(own_block, dict) and "key" in own_block):
             continue
         if not is_sendable(block.get("key", "")):
-            lines.append(f"{match[1]}: {UNSENDABLE}, and is left out: the gateway holds no key of {name}")
-            found[name] = {**block, "key": ""}
-    return {**merged, "providers": found}, lines
+            notes.append(f"{match[1]}: {UNSENDABLE}; the gateway ignores it and has no key of {name}")
+            cleaned[name] = {**block, "key": ""}
+    return {**merged, "providers": cleaned}, notes
 
 
 def _with_agents(own: dict[str, Any], folder: Path, references: References) -> dict[str, Any]:
-    """The configuration with what stands in the files of agents, which are looked for beside it."""
+    """Replace the paths of agent files, relative to the configuration, by the content of the files."""
     agents = own.get("agents")
     if not isinstance(agents, dict):
         return own
@@ -416,8 +416,8 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
     return {**own, "agents": read}
 
 
-def _overhead(own: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """With the path of a file that stands beside the configuration as one that can be opened from anywhere."""
+def _with_absolute_paths(own: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make the path in `context.families`, which is relative to the configuration, absolute."""
     context = own.get("context")
     named = context.get("families") if isinstance(context, dict) else None
     if not isinstance(context, dict) or not isinstance(named, str) or not named.strip() or "\0" in named:
@@ -426,12 +426,12 @@ def _overhead(own: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A built-in provider; without its address where nobody has named the host."""
+    """Return a built-in provider, without its address if the variable with the host is not set."""
     return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
 
 
 def _provider_names(raw: Mapping[str, Any], built_in: Mapping[str, Any], only: object) -> list[str]:
-    """The providers that variables may be for: also the one that a flag puts in the place of all."""
+    """Return the providers whose keys variables can set, including the one that a flag sets."""
     own = raw.get("providers")
     flagged = [only["name"]] if isinstance(only, dict) else []
     return list(dict.fromkeys([*built_in, *(own if isinstance(own, dict) else ()), *flagged]))
@@ -448,12 +448,12 @@ def _set(target: dict[str, Any], path: Sequence[str], value: object) -> None:
 
 
 def _key_sources(providers: object, env: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name, block in providers.items() if isinstance(providers, dict) else ():
         key = block.get("key") if isinstance(block, dict) else None
         match = REFERENCE.fullmatch(key) if isinstance(key, str) else None
         if match and env.get(match[1]):
-            found[str(name)] = match[1]
+            sources[str(name)] = match[1]
         elif isinstance(key, str) and key and (match is None or match[2]):
-            found[str(name)] = "configuration"
-    return found
+            sources[str(name)] = "configuration"
+    return sources

@@ -1,8 +1,8 @@
 """Look up limits and prices of models in files on disk, never on the network.
 
-The order, first that says something wins, fact by fact: the route in gateway.yaml, config/models.yaml, the table inside
-litellm's wheel, and for the tokenizer config/families.yaml. The wheel is found without importing litellm, which would
-cost seconds and ask the network.
+Each fact comes from the first of these sources that has it: the route in gateway.yaml, config/models.yaml, the table
+inside litellm's wheel, and for the tokenizer config/families.yaml. The wheel is found without importing litellm, which
+would take seconds and use the network.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from gateway.core.routing import ModelFacts, Route, is_pattern
 
 LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
 _CACHE_SIZE: Final = 4096
-#: prices are decimal fractions and must not pass through a double
+#: prices are decimal fractions and must not be converted to floating point
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
-#: our provider name -> the prefix the table uses, where it differs
+#: our provider name -> the prefix in the table, if it differs
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
-#: how the names of models begin that were tuned at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of a base have one price
+#: prefix of fine-tuned models at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of one base model have the same price
 _TUNED: Final = "ft:"
-#: the end of Bedrock's names
+#: the ending of model names at Bedrock
 _VERSION: Final = re.compile(r"-v\d+$")
-#: (`max_input_tokens`, `max_output_tokens`) of an entry -> the window, where the first is a limit of the input alone:
-#: with the second it makes up the window that OpenAI names for these models (gpt-5 and later ones). In all other
-#: entries the first number is taken for the window, which the answer is part of. That may be too careful for Gemini's,
-#: such as 1,048,576 and 65,536, but Google calls the first the limit of the input and the window alike
-#: (https://ai.google.dev/gemini-api/docs/tokens), and names none that has room for both.
-_APART: Final[Mapping[tuple[int | None, int | None], int]] = {
+#: (`max_input_tokens`, `max_output_tokens`) of an entry -> the context window, if the first number is a limit of the
+#: input alone. The two numbers add up to the window that OpenAI documents for these models (gpt-5 and later). In all
+#: other entries the first number is treated as the window, which includes the output. That may be too strict for
+#: Gemini, such as 1,048,576 and 65,536. But Google calls the first number both the input limit and the window
+#: (https://ai.google.dev/gemini-api/docs/tokens), and documents no window with room for both.
+_SEPARATE_LIMITS: Final[Mapping[tuple[int | None, int | None], int]] = {
     (272_000, 128_000): 400_000,
     (922_000, 128_000): 1_050_000,
     (111_616, 16_384): 128_000,
 }
-#: entries of one provider stand under several names
+#: other names of providers in the table
 _TABLE_FAMILY: Final = {
     "azure_text": "azure",
     "bedrock_converse": "bedrock",
@@ -53,12 +53,12 @@ _TABLE_FAMILY: Final = {
 
 
 def is_wanted(name: str, wanted: str) -> bool:
-    """Whether a model's name has this part, or is like this shell pattern."""
+    """Return whether a model name contains this text, or matches it if it is a shell pattern."""
     return fnmatchcase(name, wanted) if is_pattern(wanted) else wanted in name
 
 
 class Catalog:
-    """Looks up models; one entry is decoded when it is first asked for."""
+    """Look up models. An entry is decoded when it is first needed."""
 
     def __init__(
         self,
@@ -76,30 +76,35 @@ class Catalog:
         self._known: dict[Route, ModelFacts] = {}
 
     def configure(self, names: Mapping[str, str], uplifts: Mapping[str, str]) -> None:
-        """Look providers up as they are configured.
+        """Set how configured providers are looked up.
 
-        `names`: ours -> the table's; `uplifts`: ours -> the field of an entry that says how many times its prices are
-        those of where the provider is called.
+        Args:
+            names: our provider name -> the name in the table.
+            uplifts: our provider name -> the field of an entry with the price factor of the provider's region.
         """
         self._prefixes, self._uplifts = {**_TABLE_PREFIX, **names}, uplifts
         self._known.clear()
 
     def facts(self, route: Route) -> ModelFacts:
-        """Everything known of the model behind a route; fields stay None where nothing is."""
-        found = self._known.get(route)
-        if found is None:
-            if len(self._known) >= _CACHE_SIZE:  # model names are the clients' to choose
+        """Return all known facts of the model of a route; unknown ones are None."""
+        facts = self._known.get(route)
+        if facts is None:
+            if len(self._known) >= _CACHE_SIZE:  # clients choose the model names
                 self._known.clear()
-            found = self._known[route] = self._look_up(route)
-        return found
+            facts = self._known[route] = self._look_up(route)
+        return facts
 
     def offered(self, providers: Container[str], wanted: str = "") -> Iterator[tuple[str, str]]:
-        """(provider, model) of every entry that one of these providers serves; `wanted`: see `is_wanted`."""
+        """Yield (provider, model) of every entry that one of these providers serves. `wanted`: see `is_wanted`."""
         seen: set[tuple[str, str]] = set()
         part = "" if is_pattern(wanted) else wanted.rpartition("/")[2]
         for provider, model in (*self._own_names(), *self._table_names(part)):
             names = (model, f"{provider}/{model}")
-            if provider in providers and (provider, model) not in seen and any(is_wanted(one, wanted) for one in names):
+            if (
+                provider in providers
+                and (provider, model) not in seen
+                and any(is_wanted(name, wanted) for name in names)
+            ):
                 seen.add((provider, model))
                 yield provider, model
 
@@ -110,19 +115,19 @@ class Catalog:
                 yield provider, model
 
     def _table_names(self, part: str) -> Iterator[tuple[str, str]]:
-        ours: dict[str, list[str]] = {}
-        for mine, prefix in self._prefixes.items():
-            ours.setdefault(_family(prefix), []).append(mine)
+        by_family: dict[str, list[str]] = {}
+        for own_name, prefix in self._prefixes.items():
+            by_family.setdefault(_family(prefix), []).append(own_name)
         for name, raw in self._table.items():
             if part not in name:
                 continue
             entry = _decode_entry(raw) or {}
-            theirs = entry.get("litellm_provider")
-            if isinstance(theirs, str):
-                family = _family(theirs)
+            listed = entry.get("litellm_provider")
+            if isinstance(listed, str):
+                family = _family(listed)
                 if family in _TABLE_PREFIX.values() and not name.startswith(f"{family}/"):
-                    continue  # a price for all models of one size, which is no model
-                for provider in dict.fromkeys((*ours.get(family, ()), family)):
+                    continue  # a price for all models of one size, not a model
+                for provider in dict.fromkeys((*by_family.get(family, ()), family)):
                     yield provider, name.removeprefix(f"{family}/")
 
     def _look_up(self, route: Route) -> ModelFacts:
@@ -133,7 +138,7 @@ class Catalog:
             own = self._own.get(name)
             layers += [("models.yaml", facts_of(own))] if own is not None else []
         own = self._own.get(_vendor_name(route.model))
-        # A host may not know the vendor's betas.
+        # Another host may not support the betas of the vendor.
         layers += [("models.yaml", replace(facts_of(own), betas=None))] if own is not None else []
         layers += [(self._table_name, facts) for facts in self._from_table(route)]
         if self._tokenizers is not None:
@@ -148,14 +153,14 @@ class Catalog:
         for name in (f"{prefix}/{route.model}", *bare):
             entry = self._entry(name)
             if entry is not None:
-                # A bare name may stand for the same model at another provider: its limits hold, its price does not.
+                # A bare name can be the same model at another provider: its limits apply, but not its price.
                 owned = name not in bare or _family(str(entry.get("litellm_provider"))) == _family(prefix)
                 uplift = decimal(entry.get(self._uplifts.get(route.provider, "")))
                 return [_table_facts(entry, priced=owned, uplift=uplift)]
         return []
 
     def _entry(self, name: str) -> dict[str, Any] | None:
-        """Return the entry of a name, or of the model that the name is an alias of: `claude-opus-latest`."""
+        """Return the entry of a name, or of the model of which the name is an alias, as `claude-opus-latest`."""
         raw = self._table.get(name)
         entry = _decode_entry(raw) if raw is not None else None
         alias = entry.get("alias_of") if entry is not None else None
@@ -164,7 +169,7 @@ class Catalog:
 
 
 def load_litellm_table() -> dict[str, msgspec.Raw]:
-    """The table of litellm as raw entries; empty where litellm is not installed."""
+    """Return the raw entries of litellm's table; empty if litellm is not installed."""
     spec = importlib.util.find_spec("litellm")
     if spec is None or spec.origin is None:
         return {}
@@ -176,7 +181,7 @@ def load_litellm_table() -> dict[str, msgspec.Raw]:
 
 
 def facts_of(row: Facts) -> ModelFacts:
-    """A configured row as core reads it."""
+    """Convert configured facts for core."""
     return ModelFacts(row.window, row.input, row.output, row.tokenizer, _price(row.price), row.reasoning, row.betas)
 
 
@@ -198,10 +203,11 @@ def _rates(row: RateRow) -> Rates:
 
 
 def _vendor_name(model: str) -> str:
-    """Return the vendor's name of a model that a host calls otherwise, and "" where the name is not of that kind.
+    """Return the vendor's name of a model with another name at its host, or "" for other names.
 
-    `claude-sonnet-5-5` of OpenRouter's `anthropic/claude-sonnet-5.5`, Bedrock's `us.anthropic.claude-sonnet-5-5-v1:0`
-    and Vertex's `claude-sonnet-5-5@default`; `gpt-6-sol` of `openai/gpt-6-sol`.
+    Examples: `claude-sonnet-5-5` for OpenRouter's `anthropic/claude-sonnet-5.5`, for Bedrock's
+    `us.anthropic.claude-sonnet-5-5-v1:0` and for Vertex's `claude-sonnet-5-5@default`; `gpt-6-sol` for
+    `openai/gpt-6-sol`.
     """
     name = model.rpartition("/")[2].partition("@")[0].partition(":")[0]
     claude = name.find("claude-")
@@ -210,11 +216,11 @@ def _vendor_name(model: str) -> str:
     return name if name != model and ("/" in model or claude >= 0) else ""
 
 
-def _family(theirs: str) -> str:
-    """The provider without its variant: `vertex_ai` of `vertex_ai-anthropic_models`; most have no variants."""
-    if theirs.startswith("vertex_ai-"):
+def _family(listed: str) -> str:
+    """Return a provider of the table without its variant: `vertex_ai` for `vertex_ai-anthropic_models`."""
+    if listed.startswith("vertex_ai-"):
         return "vertex_ai"
-    return _TABLE_FAMILY.get(theirs, theirs)
+    return _TABLE_FAMILY.get(listed, listed)
 
 
 def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:
@@ -229,10 +235,10 @@ def _table_facts(entry: Mapping[str, Any], *, priced: bool, uplift: Decimal | No
     price = price_from_table(entry) if priced else None
     most, output = _limit(entry.get("max_input_tokens")), _limit(entry.get("max_output_tokens"))
     window = most or _limit(entry.get("max_tokens"))
-    is_apart = (most, output) in _APART
+    is_separate = (most, output) in _SEPARATE_LIMITS
     return ModelFacts(
-        window=_APART[most, output] if is_apart else window,
-        input=most if is_apart else None,
+        window=_SEPARATE_LIMITS[most, output] if is_separate else window,
+        input=most if is_separate else None,
         output=output,
         price=times(price, uplift) if price is not None and uplift is not None else price,
         reasoning=entry.get("supports_reasoning") is True,
@@ -249,11 +255,11 @@ def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
     for source, facts in layers:
         for name in ("betas", "window", "input", "output", "tokenizer", "price", "reasoning"):
             value = getattr(facts, name)
-            # A window that was configured is not made larger by what a table has, nor is a larger one than the table's
-            # limited by the input that fits that.
-            is_said = name in chosen or (name == "betas" and "window" in chosen)
-            is_said |= name == "input" and facts.window is not None and chosen["window"] > facts.window
-            if value is not None and not is_said:
+            # Betas of a later source do not enlarge a configured window. An input limit of a later source does not
+            # apply if the chosen window is larger than the window of that source.
+            is_settled = name in chosen or (name == "betas" and "window" in chosen)
+            is_settled |= name == "input" and facts.window is not None and chosen["window"] > facts.window
+            if value is not None and not is_settled:
                 chosen[name] = value
                 sources[name] = source
     return ModelFacts(**chosen, sources=sources)

@@ -1,6 +1,6 @@
 """Convert settings into the values that `core` uses: limits, policies, routes and providers.
 
-Values only; nothing is opened here.
+This module only computes values. It opens no files or connections.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ from gateway.core.steps import (
     ToolUsed,
 )
 
-#: ends of hosts that serve models of OpenAI: its own, and those of Azure
-_NEWER_NAME: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-
-#: how the hosts of OpenAI's regions end: `eu.api.openai.com`
+#: endings of hosts that serve models of OpenAI: its own, and those of Azure
+_OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
+#: ending of OpenAI's regional hosts: `eu.api.openai.com`
 _REGIONAL: Final = ".api.openai.com"
 
 
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
-    """A budget of the configuration as the ledger reads it."""
+    """Convert a configured budget into limits of the ledger."""
     return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
 
 
 def budget_policy(settings: config.Settings) -> BudgetPolicy:
-    """The `budget:` settings as core reads them."""
+    """Convert the `budget:` settings for core."""
     row = settings.budget
     return BudgetPolicy(
         session=limits_of(row),
@@ -59,7 +58,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
 
 
 def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> ContextPolicy:
-    """The `context:` settings as core reads them."""
+    """Convert the `context:` settings for core."""
     row = settings.context
     return ContextPolicy(
         trim=row.trim,
@@ -80,7 +79,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
 
 
 def result_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
-    """Who sums up tool results; None: nobody."""
+    """Return the model that summarizes tool results, or None."""
     name = settings.budget.summary_model
     if name is None:
         return None
@@ -97,12 +96,12 @@ def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFact
 
 
 def id_headers_of(settings: config.Settings) -> tuple[bytes, ...]:
-    """The headers that name a session, as they come, before the known ones."""
+    """Return the configured session headers, which precede the known ones."""
     return tuple([name.encode() for name in settings.sessions.id_headers])
 
 
 def routes_of(settings: config.Settings) -> Routes:
-    """The routing table: the configured routes, then the built-in ones whose provider exists."""
+    """Build the routing table: configured routes, then the built-in ones whose provider exists."""
     rules = [
         ModelRule(
             row.match,
@@ -127,28 +126,28 @@ def routes_of(settings: config.Settings) -> Routes:
 
 
 def table_names(settings: config.Settings) -> dict[str, str]:
-    """Providers whose models stand under another name in the tables: ours -> theirs."""
+    """Return providers with another name in the tables: our name -> the name in the tables."""
     return {name: row.litellm for name, row in settings.providers.items() if row.litellm}
 
 
 def uplifts(settings: config.Settings) -> dict[str, str]:
-    """Providers that are called where they cost more: our name -> what the table calls the factor.
+    """Return providers that are called in a dearer region: our name -> the key of the price factor in the table.
 
-    https://developers.openai.com/api/docs/guides/data-residency: all regions of OpenAI have the same, the table has two
-    of them. At Vertex every location but the global one.
+    All regions of OpenAI have the same factor, and the table has two of them
+    (https://developers.openai.com/api/docs/guides/data-residency). At Vertex every location except `global` is dearer.
     """
-    found = {}
+    factors = {}
     for name, row in settings.providers.items():
         host = urlsplit(row.base_url).hostname or ""
         if host.endswith(_REGIONAL):
-            found[name] = f"regional_processing_uplift_multiplier_{'us' if host.startswith('us.') else 'eu'}"
+            factors[name] = f"regional_processing_uplift_multiplier_{'us' if host.startswith('us.') else 'eu'}"
         elif row.options.get("vertex_location", "global") != "global":
-            found[name] = "regional_endpoint_uplift_multiplier"
-    return found
+            factors[name] = "regional_endpoint_uplift_multiplier"
+    return factors
 
 
 def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> ProviderAddress:
-    """A provider as core addresses it."""
+    """Convert a configured provider for core."""
     return ProviderAddress(
         name,
         row.base_url,
@@ -169,26 +168,26 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
 
 
 def _limit_field(row: config.Provider) -> str:
-    """How it names the limit of a chat answer: models of OpenAI that reason take the newer name alone."""
+    """Return the field for the output limit of chat calls. Reasoning models of OpenAI only accept the newer name."""
     if row.limit_field != "auto":
         return row.limit_field
     return "max_completion_tokens" if _is_openais(row) else "max_tokens"
 
 
 def _compaction(row: config.Provider) -> bool | None:
-    """Return whether it compacts conversations; None if that is not known."""
+    """Return whether a provider compacts conversations, or None if unknown."""
     if row.compaction is None:
         return False if row.adapter == "litellm" else _is_openais(row) or None
     return row.compaction
 
 
 def _is_openais(row: config.Provider) -> bool:
-    """Return whether it is a host of OpenAI or Azure."""
-    return (urlsplit(row.base_url).hostname or "").endswith(_NEWER_NAME)
+    """Return whether a provider is a host of OpenAI or Azure."""
+    return (urlsplit(row.base_url).hostname or "").endswith(_OPENAI_HOSTS)
 
 
 def agents_of(settings: config.Settings) -> dict[str, Agent]:
-    """The agents that have steps, by name."""
+    """Return the agents that have steps, by name."""
     rows = {name: agent.steps for name, agent in settings.agents.items()}
     if settings.steps:
         rows[DEFAULT_AGENT] = settings.steps
@@ -202,7 +201,7 @@ def _agent(name: str, rows: Sequence[config.StepRow]) -> Agent:
             Step(
                 name=row.name,
                 description=row.description,
-                conditions=tuple(condition for one in row.conditions for condition in _conditions(one)),
+                conditions=tuple(condition for rule in row.conditions for condition in _conditions(rule)),
                 allowed=row.available_tools.allowed,
                 denied=row.available_tools.denied,
                 sequence=row.sequence,

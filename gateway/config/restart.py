@@ -23,8 +23,8 @@ _SERVER_KEYS: Final = (
 
 
 def reloaded(started: Settings, read: Settings) -> tuple[Settings, list[str]]:
-    """What a reload puts into force, and the key paths that were changed and stay as they were started."""
-    # A Redis store was opened with the ttl, which it sets on each session; others are given it every hour.
+    """Return the settings after a reload, and the paths of changed keys that need a restart."""
+    # A Redis store gets the ttl when it is opened. Other stores get it with each hourly cleanup.
     session_keys = ("ttl",) if started.store.is_redis else ()
     kept: dict[str, Any] = {name: getattr(started, name) for name in _SECTIONS}
     kept["server"] = _with(read.server, started.server, _SERVER_KEYS)
@@ -39,10 +39,10 @@ def _with(read: Section, started: Section, keys: tuple[str, ...]) -> Section:
 
 
 def _different(one: Section, other: Section, prefix: str) -> Iterator[str]:
-    """The paths of keys whose values are not the same. No value is named: it may be a secret."""
+    """Yield the paths of keys with different values. Values are not returned, because they can be secrets."""
     for name in type(one).model_fields:
-        ours, theirs, path = getattr(one, name), getattr(other, name), f"{prefix}{name}"
-        if isinstance(ours, Section) and isinstance(theirs, Section):
-            yield from _different(ours, theirs, f"{path}.")
-        elif ours != theirs:
+        value, other_value, path = getattr(one, name), getattr(other, name), f"{prefix}{name}"
+        if isinstance(value, Section) and isinstance(other_value, Section):
+            yield from _different(value, other_value, f"{path}.")
+        elif value != other_value:
             yield path

@@ -20,45 +20,52 @@ from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.steps import DEFAULT_AGENT
 
-#: of our own headers, those that may name a session
+#: headers of the gateway that may name a session
 _MAY_NAME_SESSIONS: Final = frozenset({SESSION, REQUEST_ID})
 
 
 class Server(Section):
-    """Where the gateway listens and what it takes."""
+    """The address that the gateway listens on, and limits of requests."""
 
-    host: str = Field("127.0.0.1", description='Address to listen on; ::1 or "[::1]" for IPv6.')
-    port: int = Field(8484, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    workers: int = Field(1, ge=1, le=256, description="Processes. More than one needs a store they share.")
-    max_body_mb: Positive = Field(64, description="Largest request body, also once unpacked (MiB).")
-    max_concurrency: int = Field(1024, ge=1, description="Calls under way in one worker; above it 503 at once.")
-    max_header_kb: Positive = Field(64, description="All headers of one request, or its trailers (KiB); above it 431.")
-    header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
+    host: str = Field("127.0.0.1", description='Address or host name to listen on; ::1 or "[::1]" for IPv6.')
+    port: int = Field(8484, ge=0, le=65535, description="Port to listen on; 0: any free port.")
+    workers: int = Field(
+        1, ge=1, le=256, description="Number of processes. More than one needs a shared store, so not memory://."
+    )
+    max_body_mb: Positive = Field(64, description="Largest request body in MiB, also after decompression.")
+    max_concurrency: int = Field(1024, ge=1, description="Most running calls in one worker. More are refused with 503.")
+    max_header_kb: Positive = Field(
+        64, description="Largest headers, or trailers, of a request in KiB. Larger ones are refused with 431."
+    )
+    header_timeout_s: Positive = Field(20, description="Longest time in seconds to receive the headers of a request.")
     body_timeout_s: Positive = Field(
         30,
-        description="Longest silence while a body is being sent; all may take four such and a second per 512 bytes.",
+        description="Longest pause in seconds while a request body arrives. The whole body may take four times this, "
+        "plus one second per 512 bytes.",
     )
-    write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
+    write_timeout_s: Positive = Field(
+        60, description="Longest time in seconds that a client may read nothing of a response."
+    )
     cors_origins: tuple[str, ...] = Field(
         (),
-        description="Web pages of these origins may call, as https://app.example, each named in full; our response "
-        "headers are exposed, and those of OpenAI and Anthropic.",
+        description="Origins of web pages that may call, in full, such as https://app.example. They can read the "
+        "response headers of the gateway, OpenAI and Anthropic.",
     )
     shutdown_grace_s: float = Field(
-        30, ge=0, le=LARGEST, description="Time that running calls get when the gateway is stopped."
+        30, ge=0, le=LARGEST, description="Seconds that running calls get to finish when the gateway stops."
     )
     dashboard: bool = Field(
-        default=True, description="A page at /ui that shows sessions and calls to whoever may see them."
+        default=True, description="Serve a dashboard of sessions and calls at /ui. Callers only see what they may see."
     )
 
     @field_validator("host")
     @classmethod
     def _host(cls, value: str) -> str:
-        host = value.removeprefix("[").removesuffix("]")  # as it stands in a URL
+        host = value.removeprefix("[").removesuffix("]")  # as written in a URL
         if not host:
             raise ValueError("is empty; write 127.0.0.1, or 0.0.0.0 to listen on every address")
         if not is_host(host):
-            raise ValueError("is no address, and cannot be the name of one; write one like 127.0.0.1, ::1 or a.example")
+            raise ValueError("is neither an address nor a host name; write one like 127.0.0.1, ::1 or a.example")
         return host
 
     @field_validator("cors_origins")
@@ -69,55 +76,63 @@ class Server(Section):
 
 def _origin(value: str) -> str:
     if "*" in value:
-        raise ValueError("an origin is compared as a whole and no pattern; name each, like https://app.example")
+        raise ValueError("an origin cannot be a pattern; list each one in full, like https://app.example")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", value):
-        raise ValueError("an origin is a scheme and a host, like https://app.example")
+        raise ValueError("an origin must be a scheme and a host, like https://app.example")
     return value
 
 
-class Sessions(Section):
-    """How calls are put together to sessions."""
+class SessionSettings(Section):
+    """How calls are grouped into sessions."""
 
     id_headers: tuple[str, ...] = Field(
-        (SESSION.decode(),), description="Headers that name the session, before the built-in list."
+        (SESSION.decode(),), description="Request headers that name the session. They precede the built-in list."
     )
     on_missing: Literal["derive", "require", "none"] = Field(
-        "derive", description="A call that names no session: guess it, refuse it, or keep nothing."
+        "derive",
+        description="A call without a session id. derive: make an id from the conversation; require: refuse the call "
+        "with 400; none: keep no session.",
     )
     ttl: str = Field(
         "30d",
-        description="A session is forgotten this long after its last call: 15m, 12h, 30d. No sooner than two "
+        description="A session is deleted this long after its last call, such as 15m, 12h or 30d. The least is twice "
         "budget.lease_s.",
     )
     results_max_mb: float = Field(
         64,
         ge=0,
         le=2**20,
-        description="Full texts of tool results, and conversations that the gateway compacted, kept for a session "
-        "(MiB); a result beyond it is shown as a table at most. 0: none are kept.",
+        description="Most MiB of full tool results, and of conversations that the gateway compacted, kept for a "
+        "session. Results beyond it are at most reduced to tables. 0: keep none.",
     )
     on_disconnect: Literal["drain", "cancel"] = Field(
-        "drain", description="The client leaves: read the answer to its end for exact usage (at most drain_s), or stop."
+        "drain",
+        description="The client disconnects during a response. drain: read the response to its end for exact usage, "
+        "at most drain_s; cancel: stop.",
     )
-    drain_s: float = Field(30, ge=0, le=LARGEST, description="How long a left answer is read on.")
+    drain_s: float = Field(
+        30, ge=0, le=LARGEST, description="Longest time in seconds to read a response after the client disconnected."
+    )
     stream_totals: Literal["off", "comment"] = Field(
-        "comment", description="Totals in a last comment line of each stream."
+        "comment", description="Send the session totals as a last SSE comment of each stream."
     )
     usage_missing: Literal["estimate", "zero"] = Field(
-        "estimate", description="What a side of a call counts of which no usage is reported."
+        "estimate",
+        description="The provider reports no usage for input or output. estimate: count an estimate, marked as one; "
+        "zero: count nothing.",
     )
 
     @field_validator("id_headers")
     @classmethod
     def _header_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(map(HEADER_NAME.fullmatch, value)):
-            raise ValueError("holds what is no header name; use letters, digits and -, as in x-session-id")
+            raise ValueError("contains an invalid header name; use letters, digits and -, as in x-session-id")
         names = tuple(name.lower() for name in value)
         for name in names:
             if is_credential(name.encode()):
-                raise ValueError(f"{name} holds a credential, which would be stored and logged as a session's id")
+                raise ValueError(f"{name} holds a credential, which would be stored and logged as a session id")
             if name.encode() in OURS - _MAY_NAME_SESSIONS:
-                raise ValueError(f"{name} says something else of a call than its session; leave it out")
+                raise ValueError(f"{name} has another meaning for the gateway; leave it out")
         return names
 
     @field_validator("ttl")
@@ -128,12 +143,12 @@ class Sessions(Section):
 
     @property
     def ttl_s(self) -> int:
-        """`ttl` in seconds."""
+        """Return `ttl` in seconds."""
         return duration(self.ttl)
 
     @property
     def results_max_bytes(self) -> int:
-        """`results_max_mb` in bytes."""
+        """Return `results_max_mb` in bytes."""
         return int(self.results_max_mb * 2**20)
 
 
@@ -141,70 +156,82 @@ StrategyName = Literal["dedupe", "condense", "shorten", "summarize", "drop"]
 
 
 class Summary(Section):
-    """Who writes summaries of old messages."""
+    """The model that summarizes old messages."""
 
     model: str | None = Field(
-        None, description="Model that is called for a summary, as a call would name it; needed by summarize."
+        None, description="Model that makes the summaries, named as in a call. The strategy summarize needs it."
     )
-    max_tokens: int = Field(800, ge=50, le=4000, description="Longest summary.")
+    max_tokens: int = Field(800, ge=50, le=4000, description="Longest summary in tokens.")
 
 
 class Context(Section):
-    """How requests are made to fit."""
+    """How requests are trimmed to their context budget."""
 
     trim: Literal["auto", "off", "shadow"] = Field(
-        "auto", description="auto: only what is over its budget; off; shadow: decide and report, forward untouched."
+        "auto",
+        description="auto: trim requests over their budget; off: never; shadow: decide and report, but send requests "
+        "unchanged.",
     )
     budget: Literal["window"] | Annotated[int, Field(ge=1, le=MOST_TOKENS)] = Field(
-        "window", description="Input tokens of a call: what the model's window leaves, or a smaller number."
+        "window",
+        description="Most input tokens of a call. window: what the context window of the model leaves; or a smaller "
+        "number.",
     )
     reserve_tokens: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_TOKENS)] = Field(
         "auto",
-        description="Kept free for the answer; auto: the call's own output limit, else 10 % of the window up to 4,096.",
+        description="Tokens of the window kept free for the output. auto: the output limit of the call, or else 10 % "
+        "of the window, at most 4,096.",
     )
     low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
         "auto",
-        description="A cut goes down to this share of what is left beside that which must stay; auto: 0.46, without "
-        "recall 0.7.",
+        description="Trimming fills this share of the room that is left besides what must stay, so that later calls "
+        "keep the same prefix. auto: 0.46, or 0.7 without recall.",
     )
     strategies: tuple[StrategyName, ...] = Field(
-        ("dedupe", "condense", "drop"), min_length=1, description="Tried in this order until the request fits."
+        ("dedupe", "condense", "drop"),
+        min_length=1,
+        description="Applied in this order until the request fits. Also available: shorten, summarize.",
     )
-    keep_last_turns: int = Field(1, ge=1, le=1000, description="Turns at the end that are never touched.")
+    keep_last_turns: int = Field(1, ge=1, le=1000, description="Turns at the end that are never changed.")
     result_max_tokens: int = Field(
-        1000, ge=20, le=MOST_TOKENS, description="shorten: what is left of an old message, head and tail."
+        1000,
+        ge=20,
+        le=MOST_TOKENS,
+        description="Strategy shorten: tokens that remain of an old message, from its head and tail.",
     )
     recall: Literal["off", "said", "all"] = Field(
         "said",
-        description="Old lines that match the newest message, repeated behind it: of user and assistant, and behind a "
-        "result what the tools ask for of old ones; or of all.",
+        description="After the newest message, repeat old lines that match it. said: lines of user and assistant, and "
+        "after a tool result also lines of old results that the tools ask for; all: lines of all messages.",
     )
     summary: Summary = Field(
-        Summary(), description="summarize: one call to a model; its tokens are added to the session like any other's."
+        Summary(), description="Strategy summarize: one call to a model. Its tokens are charged to the session."
     )
     on_overflow: Literal["error", "least", "forward"] = Field(
         "error",
-        description="What cannot be made to fit: refuse it (400 context_length_exceeded), send the least that can be "
-        "sent of it, or send it as it is.",
+        description="A request that cannot be trimmed to its budget. error: refuse it (400 context_length_exceeded); "
+        "least: send the least that can be sent, over the budget; forward: send it unchanged.",
     )
     safety: Literal["auto"] | Annotated[float, Field(ge=1, le=10)] = Field(
-        "auto", description="Margin over the estimate: learned from reported usage, or a factor such as 1.05."
+        "auto",
+        description="Safety margin over estimated tokens. auto: learned from reported usage; or a factor such as 1.05.",
     )
     deadline_ms: Positive = Field(
         2000,
-        description="Longest choice of what to keep, once it is its turn; past it whole messages are dropped instead.",
+        description="Longest time in milliseconds to choose what to keep, without waiting. After it whole messages "
+        "are dropped.",
     )
     families: str = Field(
         "",
-        description="A file of your own like config/families.yaml (what a provider adds to the text of a request, by "
-        "family of models; rules for images), beside the configuration; its families are asked before those.",
+        description="Your own file like config/families.yaml: what providers add to the text of a request by model "
+        "family, and rules for images. The path is relative to this file. Its families precede the built-in ones.",
     )
     memory_mb: float = Field(
         256,
         ge=16,
         le=65_536,
-        description="What a worker may remember of conversations, so that a turn costs its new messages. 256: some 30 "
-        "sessions of 100,000 tokens that are cut, or 120 that are not.",
+        description="Cache of conversations in MiB per worker, so that each turn only processes its new messages. 256 "
+        "is enough for about 30 trimmed sessions of 100,000 tokens, or 120 that are not trimmed.",
     )
 
     @field_validator("strategies")
@@ -216,55 +243,63 @@ class Context(Section):
 
 
 class Log(Section):
-    """One line per call."""
+    """The log: one line per call."""
 
-    format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON lines.")
+    format: Literal["auto", "text", "json"] = Field(
+        "auto", description="auto: text on a terminal, otherwise JSON lines."
+    )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="info: every call; warning: failed calls only; error: none, only the gateway's own errors."
+        "info", description="info: all calls; warning: failed calls; error: no calls, only errors of the gateway."
     )
     bodies: bool = Field(
         default=False,
-        description="Also what is sent to providers and what they answer, the first 64 KiB of each; no header.",
+        description="Also log the bodies of requests to providers and of their responses, the first 64 KiB of each. "
+        "Headers are never logged.",
     )
 
 
 class Telemetry(Section):
-    """What the gateway tells of itself."""
+    """Logs, metrics and traces."""
 
     log: Log = Field(Log(), description="The log on stderr.")
     metrics: bool = Field(
         default=True,
-        description="Figures for Prometheus at /metrics, for the admin key, or where none is set this machine.",
+        description="Serve metrics for Prometheus at /metrics. They need the admin key; without one they are for this "
+        "machine.",
     )
     otel: bool = Field(
         default=False,
-        description="Spans and metrics over OTLP, as the OTEL_* variables say; needs the extra [otel].",
+        description="Send spans and metrics over OTLP, configured by OTEL_* variables. Needs the extra [otel].",
     )
 
 
 class Settings(Section):
     """The whole configuration."""
 
-    server: Server = Field(Server(), description="Where the gateway listens and what it takes.")
+    server: Server = Field(Server(), description="Address to listen on, and limits of requests.")
     auth: Auth = Field(Auth(), description="Client keys and the admin key.")
-    providers: dict[str, Provider] = Field({}, description="Providers by name; added to the built-in ones key by key.")
-    default_provider: str | None = Field("openai", description="For a model that no route names; null: refuse it.")
-    built_in_providers: bool = Field(default=True, description="Whether the built-in providers and their routes exist.")
-    models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
-    context: Context = Field(Context(), description="How requests are made to fit their context budget.")
-    sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
-    budget: Budget = Field(Budget(), description="What a session may spend.")
+    providers: dict[str, Provider] = Field(
+        {}, description="Providers by name. Keys given here override those of the built-in providers."
+    )
+    default_provider: str | None = Field("openai", description="Provider of models without a route; null: refuse them.")
+    built_in_providers: bool = Field(default=True, description="Use the built-in providers and their routes.")
+    models: tuple[Model, ...] = Field((), description="Routes. The first match wins. They precede the built-in routes.")
+    context: Context = Field(Context(), description="How requests are trimmed to their context budget.")
+    sessions: SessionSettings = Field(SessionSettings(), description="How calls are grouped into sessions.")
+    budget: Budget = Field(Budget(), description="The budget of each session.")
     steps: tuple[StepRow, ...] = Field(
         (), description="Steps of calls without an agent: which tools may be called when. See docs/concepts/steps.md."
     )
     agents: dict[str, AgentFile] = Field(
         {},
-        description="Agents with steps of their own, by name: `steps:`, or the path of a file that holds it. A call is "
-        "an agent's by its route (models[].agent), or by the header x-session-agent.",
+        description="Agents with their own steps, by name: `steps:`, or the path of a file with `steps:`. A call "
+        "belongs to an agent by its route (models[].agent) or by the header x-session-agent.",
     )
-    store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
+    store: StoreSettings = Field(StoreSettings(), description="The store of sessions, budgets and call records.")
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
-    callbacks: Callbacks = Field(Callbacks(), description="Who else is told of calls. See docs/guides/callbacks.md.")
+    callbacks: Callbacks = Field(
+        Callbacks(), description="Webhooks and Python classes that receive events. See docs/guides/callbacks.md."
+    )
 
     @field_validator("providers")
     @classmethod
@@ -272,7 +307,7 @@ class Settings(Section):
         for name in value:
             if not name or "/" in name:
                 raise ValueError(
-                    f"{name!r} cannot be a provider's name, as calls say provider/model; leave out the slash"
+                    f"{name!r} cannot be the name of a provider, because calls name provider/model; leave out the slash"
                 )
         return value
 
@@ -286,30 +321,29 @@ class Settings(Section):
     def _agents(cls, value: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
         for name in value:
             if name == DEFAULT_AGENT:
-                raise ValueError(f"{name!r} is the agent of calls that name none; its steps stand in `steps:`")
+                raise ValueError(f"{name!r} is the agent of calls that name none; put its steps under `steps:`")
             if not is_valid(name):
-                raise ValueError(f"the name of an agent is {ID_FORM}; {name!r} does not do")
+                raise ValueError(f"{name!r} cannot be the name of an agent; use {ID_FORM}")
         return value
 
     @property
     def kept_s(self) -> float:
-        """Seconds for which a session is kept after its last call.
+        """Return the seconds for which a session is kept after its last call: at least two leases of a hold.
 
-        At least two leases of a hold: a call whose worker was gone may be settled late and twice, and that is one
-        charge only as long as the store knows the call.
+        A call whose worker died can be settled late and twice. It is charged once only while the store knows the call.
         """
         return max(self.sessions.ttl_s, 2 * self.budget.lease_s)
 
 
-#: routes every installation has, after the configured ones
+#: routes of every installation, tried after the configured ones
 BUILT_IN_ROUTES: Final = (
-    ("gpt-[!o]*", "openai"),  # all but gpt-oss, which others host under its bare name, and OpenAI does not
+    ("gpt-[!o]*", "openai"),  # not gpt-oss, which other hosts serve under this name and OpenAI does not
     ("chatgpt-*", "openai"),
     ("o[0-9]*", "openai"),
     ("text-embedding-*", "openai"),
     ("claude-*", "anthropic"),
     ("gemini-*", "gemini"),
-    # Their own models, which they name so themselves; what they host of others has one more slash, or another name.
+    # Their own models, which have these names. Models of others that they host have another name or one more slash.
     ("openrouter/*", "openrouter"),
     ("groq/compound", "groq"),
     ("groq/compound-mini", "groq"),
@@ -317,9 +351,9 @@ BUILT_IN_ROUTES: Final = (
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of gateway.yaml, with descriptions."""
+    """Return the JSON Schema of gateway.yaml, with descriptions."""
     schema = Settings.model_json_schema()
-    # What a built-in provider brings along need not be written again.
+    # Blocks of built-in providers need not repeat required keys.
     schema["$defs"]["Provider"].pop("required", None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml"}
     return {**head, **schema, **head}

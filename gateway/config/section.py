@@ -11,29 +11,29 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _DURATION: Final = re.compile(r"([0-9]{1,10})([smhd])\Z")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-#: a hundred years: a time that is further off may be none that a calendar has
+#: a hundred years, so that every resulting time is a valid date
 _LONGEST_S: Final = 36_500 * 86_400
 #: the name of an HTTP header
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
-#: above all that anybody means, in seconds, MiB or whatever it is; numbers without a bound become infinite
+#: largest number of seconds, MiB and so on; without a bound a number can become infinite
 LARGEST: Final = 10**9
-#: of a number that is read as it stands
+#: bits of the largest number that is read unchanged
 _MOST_BITS: Final = 4096
-#: tokens, which are counted exactly
+#: largest number of tokens, which JSON can hold exactly
 MOST_TOKENS: Final = 2**53
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 
 
-#: what is said of a duration that is none
+#: the message about an invalid duration
 NO_DURATION: Final = "must be a duration like 90s, 15m, 12h or 30d, at most 36500d"
 
 
 def duration(text: str) -> int:
-    """Seconds of `90s`, `15m`, `12h`, `30d`.
+    """Convert a duration like `90s`, `15m`, `12h` or `30d` to seconds.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text is not a duration.
     """
     match = _DURATION.match(text)
     seconds = int(match[1]) * _SECONDS[match[2]] if match is not None else 0
@@ -43,27 +43,27 @@ def duration(text: str) -> int:
 
 
 def at_home(path: str | Path) -> Path:
-    """A path, with `~` as the folder that it means.
+    """Expand `~` in a path.
 
     Raises:
-        ValueError: no file can have it.
+        ValueError: no file can have this path.
     """
     if "\0" in str(path):
-        raise ValueError("no path has a character NUL")
+        raise ValueError("a path cannot contain the character NUL")
     try:
         return Path(path).expanduser()
     except RuntimeError:
         name = Path(path).parts[0]
-        raise ValueError(f"nobody knows which folder {name} is; write the path from / on") from None
+        raise ValueError(f"the folder {name} is unknown; write an absolute path") from None
 
 
 def in_sight(value: Any) -> Any:
-    """A value; infinity in the place of a number with more digits than Python writes (in hexadecimal it reads them)."""
+    """Replace an integer that is too large to print by infinity. YAML can contain one in hexadecimal."""
     return math.inf if isinstance(value, int) and value.bit_length() > _MOST_BITS else value
 
 
 class Section(BaseModel):
-    """A block: unknown keys are refused, and what is left empty is as if it were not there."""
+    """A block of gateway.yaml. Unknown keys are refused, and empty blocks are treated as absent."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, str_strip_whitespace=True, allow_inf_nan=False
@@ -72,7 +72,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, value: Any) -> Any:
-        """Without blocks that hold nothing, such as a `server:` whose keys are all commented out; `off` as a word."""
+        """Drop empty blocks, such as a `server:` whose keys are all commented out, and convert false to "off"."""
         if not isinstance(value, dict):
             return value
         return {
@@ -83,7 +83,7 @@ class Section(BaseModel):
 
     @classmethod
     def _can_be_off(cls, key: object) -> bool:
-        """YAML reads a bare `off` as false."""
+        """Return whether a key accepts the word `off`, which YAML reads as false."""
         field = cls.model_fields.get(key) if isinstance(key, str) else None
         return field is not None and any(
             "off" in get_args(kind) for kind in (field.annotation, *get_args(field.annotation))

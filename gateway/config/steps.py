@@ -1,4 +1,4 @@
-"""Define the settings of `steps:`, also in the files of agents."""
+"""Define the settings of `steps:`, in gateway.yaml and in the files of agents."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.routing import is_pattern
 from gateway.core.steps import MOST_RECENT, is_any
 
-#: characters of a message that are looked at, from its end
+#: characters at the end of a message that are searched
 _MOST_CHARACTERS: Final = 16 * 1024
-#: seconds to look for a pattern; a pattern that takes longer is not found
+#: longest search in seconds; a pattern that takes longer counts as not found
 _MOST_S: Final = 0.02
-#: messages for which it is remembered whether a pattern was found
+#: messages whose search result is cached
 _MOST_MESSAGES: Final = 8
 _MOST_STEPS: Final = 64
 
@@ -33,26 +33,26 @@ def _each_one_or_many(value: Any) -> Any:
 
 
 def _without_window(value: Any) -> Any:
-    """A name, or names, without a window."""
+    """Convert a tool, or a list of tools, into a `ToolWindow` with the default window."""
     return {"tools": value} if isinstance(value, str | list) else value
 
 
 def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
-    """The entries of a sequence, if each can be met.
+    """Return the entries of a sequence.
 
     Raises:
-        ValueError: one names no tool.
+        ValueError: an entry names no tool.
     """
     if not all(entry and all(entry) for entry in entries):
         raise ValueError("an entry names no tool")
     return entries
 
 
-# What the JSON Schema is told as well: how each may be written, short forms among them.
+# These types describe the short forms in the JSON Schema.
 _Short = str | list[str]
 _Written = list[_Short]
 _ENTRIES: Final = AfterValidator(check_entries)
-#: tools in an order; each entry is one, or a list of alternatives
+#: tools in order; each entry is a tool or a list of alternatives
 Sequence = Annotated[
     tuple[Patterns, ...],
     Field(max_length=256),
@@ -71,34 +71,36 @@ LastTools = Annotated[
 
 
 class ToolWindow(Section):
-    """Tools, and among how many of those used last they are looked for."""
+    """Tools, and the number of last used tools that are searched for them."""
 
     tools: Annotated[
         Patterns,
         Field(min_length=1),
         BeforeValidator(_one_or_many, json_schema_input_type=str | Annotated[list[str], Field(min_length=1)]),
-    ] = Field(description="Tools, by shell patterns; any of them.")
-    window: int = Field(MOST_RECENT, ge=1, le=MOST_RECENT, description="Among so many tools used last.")
+    ] = Field(description="Shell patterns of tools; one match is enough.")
+    window: int = Field(MOST_RECENT, ge=1, le=MOST_RECENT, description="Number of last used tools that are checked.")
 
 
 Window = Annotated[ToolWindow, BeforeValidator(_without_window, json_schema_input_type=_Short | ToolWindow)]
 
 
 class StepCondition(Section):
-    """What must be so. All that is named here must."""
+    """A condition of a step. All keys that are set must be met."""
 
     tool_used: Window | None = Field(None, description="One of these tools was used.")
     not_recently_used: Window | None = Field(None, description="None of these tools was used.")
-    sequence_match: LastTools | None = Field(None, description="The tools used last, in order; entries may be lists.")
+    sequence_match: LastTools | None = Field(
+        None, description="The last used tools are these, in order. An entry may be a list of alternatives."
+    )
     message_matches: str | None = Field(
         None,
-        description="A regular expression that is found in the newest user message, in its last 16,384 characters.",
+        description="Regular expression that is found in the last 16,384 characters of the newest user message.",
     )
     tokens_above: int | None = Field(
-        None, ge=0, le=MOST_TOKENS, description="The request weighs more input tokens than this."
+        None, ge=0, le=MOST_TOKENS, description="The request has more input tokens than this."
     )
     budget_below: float | None = Field(
-        None, gt=0, le=1, description="Less than this share is left of the narrowest budget."
+        None, gt=0, le=1, description="Less than this share, 0 to 1, is left of the most used budget."
     )
 
     @field_validator("message_matches")
@@ -118,29 +120,33 @@ class StepCondition(Section):
 class AvailableTools(Section):
     """The tools of a step, by shell patterns."""
 
-    allowed: Patterns | None = Field(None, description="It may call these; null: all. An empty list: none.")
-    denied: Patterns = Field((), description="It may not call these, even if they are allowed.")
+    allowed: Patterns | None = Field(None, description="Tools that may be called; null: all; an empty list: none.")
+    denied: Patterns = Field((), description="Tools that may not be called, even if they are allowed.")
 
 
 class StepRow(Section):
     """One step."""
 
-    name: str = Field(description="Its name, as headers show it.")
-    description: str = Field("", max_length=2000, description="For people.")
-    is_default: bool = Field(default=False, description="The step to be in where no other holds.")
-    conditions: tuple[StepCondition, ...] = Field((), description="All must hold.")
-    available_tools: AvailableTools = Field(AvailableTools(), description="The tools that may be called in it.")
+    name: str = Field(description="Name of the step, shown in headers.")
+    description: str = Field("", max_length=2000, description="Description for people.")
+    is_default: bool = Field(default=False, description="Make this the active step if no other one holds.")
+    conditions: tuple[StepCondition, ...] = Field((), description="Conditions of the step. All must be met.")
+    available_tools: AvailableTools = Field(AvailableTools(), description="Tools that may be called in this step.")
     sequence: Sequence = Field(
-        (), description="Tools in the order they are due; an entry may be a list of alternatives."
+        (), description="Tools in the order in which they are due. An entry may be a list of alternatives."
     )
     enforce: Literal["filter", "require", "reject", "observe"] = Field(
         "filter",
-        description="filter: only what may be called now is offered to the model; require: and what is due must be "
-        "called; reject: a request that offers anything else is refused; observe: nothing but a record and a warning.",
+        description="filter: offer only allowed tools to the model; require: also force a call of the due tool; "
+        "reject: refuse requests that offer other tools; observe: only record and warn.",
     )
-    context_budget: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Input tokens of a call, if lower.")
-    model: str | None = Field(None, description="The model to call instead of the one that is asked for.")
-    max_output_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Tokens of an answer, if lower.")
+    context_budget: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Most input tokens of a call, if lower than its context budget."
+    )
+    model: str | None = Field(None, description="Model to call instead of the requested one.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Most output tokens of a call, if lower than its own limit."
+    )
 
     @field_validator("name")
     @classmethod
@@ -160,7 +166,7 @@ class StepRow(Section):
 class AgentSteps(Section):
     """The steps of one agent."""
 
-    steps: tuple[StepRow, ...] = Field(min_length=1, description="The first that holds is the active one.")
+    steps: tuple[StepRow, ...] = Field(min_length=1, description="Steps in order. The first one that holds is active.")
 
     @field_validator("steps")
     @classmethod
@@ -169,13 +175,13 @@ class AgentSteps(Section):
 
 
 def _no_path(value: Any) -> Any:
-    """What stands in a file is read before anything is checked, see `load`.
+    """Refuse a path, because `load` replaces paths by the content of their files before validation.
 
     Raises:
-        ValueError: it is still a path.
+        ValueError: the value is still a path.
     """
     if isinstance(value, str):
-        raise ValueError("is a path, and nothing was read from there")  # noqa: TRY004  # pydantic takes ValueErrors
+        raise ValueError("is a path whose file was not read")  # noqa: TRY004  # pydantic takes ValueErrors
     return value
 
 
@@ -184,21 +190,24 @@ AgentFile = Annotated[AgentSteps, BeforeValidator(_no_path, json_schema_input_ty
 
 
 def _is_barred(tool: str, available: AvailableTools) -> bool:
-    """Whether a step surely may not call it; of a pattern only the denial of the same pattern is sure."""
+    """Return whether a step certainly does not allow a tool.
+
+    A pattern is only certain if the same pattern is denied.
+    """
     if is_pattern(tool):
         return tool in available.denied or "*" in available.denied or available.allowed == ()
     return is_any(tool, available.denied) or (available.allowed is not None and not is_any(tool, available.allowed))
 
 
 def check_steps(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
-    """The steps, if they go together.
+    """Return the steps.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the steps contradict each other.
     """
     if len(rows) > _MOST_STEPS:
         raise ValueError(f"there are more than {_MOST_STEPS} steps")
-    if (twice := _twice(row.name for row in rows)) is not None:
+    if (twice := _repeated_name(row.name for row in rows)) is not None:
         raise ValueError(f"two steps have the name {twice}")
     if sum(row.is_default for row in rows) > 1:
         raise ValueError("there is more than one default step")
@@ -206,13 +215,13 @@ def check_steps(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
     always = next((row for row in others[:-1] if not row.conditions), None)
     if always is not None:
         raise ValueError(
-            f"the step {always.name} has no conditions, so that those behind it would never be active; give it some, "
-            "put it last, or say is_default: true"
+            f"the step {always.name} has no conditions, so later steps would never be active; add conditions, put it "
+            "last, or set is_default: true"
         )
     return rows
 
 
-def _twice(names: Iterable[str]) -> str | None:
+def _repeated_name(names: Iterable[str]) -> str | None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -222,26 +231,28 @@ def _twice(names: Iterable[str]) -> str | None:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether the pattern is found in a text. A search that takes too long finds nothing: a client chooses the text.
+    """Return a function that searches a text for a pattern.
+
+    A search that takes too long counts as not found, because the client chooses the text.
 
     Raises:
-        ValueError: it is no regular expression.
+        ValueError: the pattern is not a valid regular expression.
     """
-    import regex  # noqa: PLC0415  # only where a step has such a condition
+    import regex  # noqa: PLC0415  # only needed for such a condition
 
     try:
         compiled = regex.compile(pattern)
     except regex.error as error:
-        raise ValueError(f"is no regular expression: {error}") from None
+        raise ValueError(f"is not a valid regular expression: {error}") from None
     except RecursionError:
-        raise ValueError("is no regular expression: it is nested too deep") from None
+        raise ValueError("is not a valid regular expression: it is nested too deeply") from None
 
-    # The same message is looked at again for each tool of its turn, and a pattern may be slow.
+    # The same message is searched for each tool of its turn, and a pattern may be slow.
     @lru_cache(_MOST_MESSAGES)
-    def is_in(text: str) -> bool:
+    def matches(text: str) -> bool:
         try:
             return compiled.search(text, timeout=_MOST_S) is not None
         except TimeoutError:
             return False
 
-    return lambda text: is_in(text[-_MOST_CHARACTERS:])
+    return lambda text: matches(text[-_MOST_CHARACTERS:])

@@ -17,26 +17,29 @@ _JOURNALS: Final = "~/.local/share/gateway/journal"
 
 
 class StoreSettings(Section):
-    """Where sessions are kept."""
+    """The store of sessions, budgets and call records."""
 
     url: str = Field(
         _DEFAULT,
         description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
-        "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host, "
-        "ssl_ca_certs=FILE and other options behind a question mark.",
+        "redis+cluster://HOST:PORT,…; rediss instead of redis: with TLS. Optional: USER:PASSWORD@ before the host, "
+        "and options such as ssl_ca_certs=FILE after a question mark.",
         repr=False,
     )
     timeout_ms: int = Field(
-        250, ge=1, le=LARGEST, description="Longest wait for one exchange with the store (a call makes several)."
+        250,
+        ge=1,
+        le=LARGEST,
+        description="Longest wait in milliseconds for one round trip to the store. A call makes several.",
     )
     on_failure: Literal["closed", "open"] = Field(
         "closed",
-        description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
-        "budget when it was last seen, and add everything when the store is back.",
+        description="The store is unavailable. closed: refuse calls with 503 store_unavailable; open: forward calls "
+        "within what was last known to be left of each budget, and record everything when the store is back.",
     )
     journal: Literal["auto", "off"] | Path = Field(
         "auto",
-        description="Folder for usage that the store has not confirmed; auto: beside the SQLite file, else "
+        description="Folder for usage that the store has not confirmed. auto: next to the SQLite file, otherwise "
         "~/.local/share/gateway/journal; off: in memory only.",
     )
 
@@ -44,7 +47,7 @@ class StoreSettings(Section):
     @classmethod
     def _url(cls, value: str) -> str:
         if value.startswith(_SQLITE) and "?" in value:
-            raise ValueError("sqlite://PATH takes no options; leave out the question mark and what is behind it")
+            raise ValueError("sqlite://PATH takes no options; remove the question mark and what follows it")
         path = value.removeprefix(_SQLITE)
         if value == "memory://" or (path and path != value):
             at_home(path)
@@ -56,7 +59,7 @@ class StoreSettings(Section):
                 raise
             raise ValueError(
                 "must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or "
-                "redis+cluster://HOST:PORT,… (rediss… over TLS)"
+                "redis+cluster://HOST:PORT,… (rediss… for TLS)"
             ) from None
         return value
 
@@ -70,30 +73,30 @@ class StoreSettings(Section):
 
     @property
     def shown_url(self) -> str:
-        """Where it is, without a password."""
+        """Return the URL without passwords and options."""
         return redis_url.parse(self.url).shown if self.is_redis else self.url
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is a Redis: one server, sentinels or a cluster."""
+        """Return whether it is a Redis: one server, sentinels or a cluster."""
         return self.url.startswith("redis")
 
     @property
     def journal_path(self) -> Path | None:
-        """The folder of the journals, or None where there is none."""
+        """Return the folder of the journals, or None if there is none."""
         if self.journal == "off" or self.url == "memory://":
             return None
         store = self.sqlite_path
         if store is not None and not isinstance(self.journal, Path):
             return store.with_name(f"{store.name}-journals")
         folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
-        # What waits for one store must not be settled in another.
+        # Usage that waits for one store must not be settled in another one.
         place = str(store.absolute()) if store is not None else redis_url.parse(self.url).place
         return at_home(folder) / hashlib.sha256(place.encode()).hexdigest()[:12]
 
     @property
     def mock_url(self) -> str:
-        """The store of `gateway serve --mock`: beside the SQLite file, so that no trial changes a real session."""
+        """Return the URL of a separate store for `gateway serve --mock`, so that trials change no real session."""
         if self.url == "memory://":
             return self.url
         store = self.sqlite_path or at_home(_DEFAULT.removeprefix(_SQLITE))
@@ -101,5 +104,5 @@ class StoreSettings(Section):
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The database file, or None for another kind of store."""
+        """Return the SQLite file, or None for another kind of store."""
         return at_home(self.url.removeprefix(_SQLITE)) if self.url.startswith(_SQLITE) else None

@@ -35,7 +35,7 @@ from gateway.core.ledger.charging import (
 from gateway.core.modes import ResponseMode, mode_for
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm, modes_for, tries_for
 from gateway.core.plan import Plan
-from gateway.core.ports import Store
+from gateway.core.ports import Sessions
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted, withdrawn_after
@@ -73,7 +73,7 @@ class RequestComposer:
         results: ToolResultRenderer,
         summaries: Summaries,
         result_summaries: ToolResultSummaries,
-        store: Store,
+        store: Sessions,
         facts: Callable[[Route], ModelFacts],
         has_modes: bool,
     ) -> None:

@@ -24,7 +24,7 @@ from gateway.core.http.headers import CREDENTIALS, Headers, ProviderAddress
 from gateway.core.http.retry_policy import TELLING
 from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Store
+from gateway.core.ports import Sessions
 from gateway.core.routing import Route, Routes
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
@@ -78,7 +78,7 @@ class Summaries:
         self,
         routes: Routes,
         providers: Mapping[str, ProviderAddress],
-        store: Store,
+        store: Sessions,
         handle: Callable[[Incoming], AbstractAsyncContextManager[ClientResponse]],
         *,
         new_id: Callable[[], str],

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Store
+from gateway.core.ports import Results
 
 #: the decision that there is no summary: the result is shown as an extract
 EXTRACT: Final = ""
@@ -25,7 +25,7 @@ _CHARACTER_BYTES: Final = 4
 class SummaryChoices:
     """The decisions of all sessions, by the handles of their results."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Results) -> None:
         self._store = store
         self._cache = CountCache(_CACHE_BYTES, Lock())
 

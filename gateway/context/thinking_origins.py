@@ -11,7 +11,7 @@ from typing import Final
 from gateway.call.state import CallState
 from gateway.core.conversation.message import digest
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import ReadBody, Store
+from gateway.core.ports import ReadBody, Sessions
 from gateway.core.thinking_origin import ThinkingOrigin, ThinkingRules, followed, thinking_blocks, unread
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
@@ -31,7 +31,7 @@ class _Conversation:
 class ThinkingOrigins:
     """Keeps the origin of thinking blocks with the session. `rules`: which models read whose thinking blocks."""
 
-    def __init__(self, store: Store, read_body: ReadBody, rules: ThinkingRules) -> None:
+    def __init__(self, store: Sessions, read_body: ReadBody, rules: ThinkingRules) -> None:
         self._store = store
         self._read_body = read_body
         self._rules = rules

@@ -26,7 +26,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, ShownResult, milder, show, show_blocks, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, SummaryLimits
-from gateway.core.ports import Store
+from gateway.core.ports import Results
 
 #: the field of a message that calls tools
 _CALLS: Final = b'"tool_calls"'
@@ -67,7 +67,7 @@ _AS_RECEIVED: Final = _Rendered()
 class ToolResultRenderer:
     """Renders tool results for all calls. `most`: maximum bytes of stored texts of a session; 0: none."""
 
-    def __init__(self, store: Store, most: int) -> None:
+    def __init__(self, store: Results, most: int) -> None:
         self.most = most
         self._store = store
         self._decisions = SummaryChoices(store)

@@ -1,4 +1,4 @@
-"""Compute the input tokens that a call may have, from settings, headers and the model's window."""
+"""Compute the input tokens that a call may have, from settings, headers and the context window of the model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gateway.core.values import dataclass
 
 Trim = Literal["auto", "off", "shadow"]
 Overflow = Literal["error", "forward", "least"]
-#: Kept free of a window for the answer where neither the settings nor the call say how long it may be: this share of
-#: the window, at most so many tokens.
+#: The share of the context window that is kept free for the output if neither settings nor call limit it, and the most
+#: tokens of it.
 _RESERVE_SHARE: Final = 0.1
 _RESERVE_MOST: Final = 4096
-#: Most of a window that is kept free for an answer, as a share: some clients ask for more than the model has.
+#: The largest share of a window that is kept free for the output: some clients ask for more than the model has.
 _RESERVE_SHARE_MOST: Final = 0.5
-#: tokens; the window that a model which makes summaries is taken to have where nobody says
+#: assumed context window, in tokens, of a summary model whose window is unknown
 _UNKNOWN_WINDOW: Final = 32_000
-#: Share of its window that a summary's question may fill: it is estimated, without anything learned.
+#: Share of its window that a request for a summary may fill, because its tokens are only estimated.
 _SURE_SHARE: Final = 0.9
 
 
 class LengthLimit(NamedTuple):
-    """How long a call may be, in tokens, as a provider named it in a refusal; `of_input`: without its answer."""
+    """A limit of a call in tokens, from a provider's refusal. `of_input`: it does not include the output."""
 
     tokens: int
     of_input: bool = False
@@ -32,7 +32,7 @@ class LengthLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SummaryModel:
-    """Who makes summaries. `name`: as configured; `max_tokens`: of each."""
+    """The model that makes summaries. `name`: as configured. `max_tokens`: the longest summary."""
 
     name: str
     route: Route
@@ -41,7 +41,7 @@ class SummaryModel:
 
     @property
     def room(self) -> int:
-        """Tokens it can be asked with."""
+        """Return the most input tokens of a request for a summary."""
         room = (self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens
         return int(min(room, self.facts.input or room) * _SURE_SHARE)
 
@@ -51,15 +51,15 @@ class ContextPolicy:
     """The `context:` settings.
 
     Attributes:
-        trim: what is done with a request that is over its budget.
-        budget: input tokens of a call; None: as the window allows.
-        reserve_tokens: kept free for the answer; None: see `budget_of`.
-        keep_last_turns: turns at the end that are never touched.
-        overflow: what is done with a request that cannot be made to fit: refuse it, send it as it came, or send the
-            least that can be sent of it.
-        safety: factor over the estimate; None: as learned from reported usage.
-        fit: how the choice is made.
-        summary: who makes summaries; None: nobody.
+        trim: whether a request over its budget is trimmed.
+        budget: the most input tokens of a call; None: what the context window allows.
+        reserve_tokens: tokens kept free for the output; None: see `budget_of`.
+        keep_last_turns: turns at the end that are never changed.
+        overflow: how a request is handled that cannot be trimmed to its budget: refuse it, send it unchanged, or send
+            the least that can be sent.
+        safety: factor over the estimate; None: learned from reported usage.
+        fit: how messages to keep are chosen.
+        summary: the model that makes summaries; None: no summaries.
     """
 
     trim: Trim = "auto"
@@ -74,9 +74,9 @@ class ContextPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take.
+    """Options of one call: whether it is trimmed, its context budget, and its output limit.
 
-    `betas`: what it names in its header `anthropic-beta`.
+    `betas`: the names in its header `anthropic-beta`.
     """
 
     trim: Trim | None = None
@@ -89,28 +89,28 @@ NO_OPTIONS: Final = ContextOptions()
 
 
 def beta_of(facts: ModelFacts, options: ContextOptions) -> str | None:
-    """What a call names to have a larger window of the model; of several, that of the largest."""
+    """Return the beta of a call that gives the model its largest context window, or None."""
     windows = {name: window for name, window in (facts.betas or {}).items() if name in options.betas}
     return max(windows, key=windows.__getitem__, default=None)
 
 
-def within(facts: ModelFacts, options: ContextOptions, said: LengthLimit | None) -> ModelFacts:
-    """A model with its limits for a call: as they are configured or listed, or lower where its provider has said so."""
+def within(facts: ModelFacts, options: ContextOptions, limit: LengthLimit | None) -> ModelFacts:
+    """Return the facts of a model for one call, with the window of its beta and the limit from a provider's refusal."""
     beta = beta_of(facts, options)
     if beta is not None and facts.betas is not None:
         facts = replace(facts, window=max(facts.betas[beta], facts.window or 0))
-    if said is None:
+    if limit is None:
         return facts
-    if said.of_input:
-        return replace(facts, input=min(said.tokens, facts.input or said.tokens))
-    return replace(facts, window=min(said.tokens, facts.window or said.tokens))
+    if limit.of_input:
+        return replace(facts, input=min(limit.tokens, facts.input or limit.tokens))
+    return replace(facts, window=min(limit.tokens, facts.window or limit.tokens))
 
 
 def budget_of(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions) -> int | None:
-    """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
+    """Return the most input tokens of a call, the smallest of all limits, or None if nothing limits it.
 
-    A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
-    the call's own output limit, else a tenth of the window up to 4,096. Of a limit of the input nothing is.
+    Input and output share the context window, so a part is kept free for the output: `reserve_tokens`, or the output
+    limit of the call, or a tenth of the window up to 4,096. Nothing is kept free of a limit for the input alone.
     """
     window = facts.window
     room = max(1, window - _reserve(policy, facts, options, window)) if window is not None else None
@@ -118,7 +118,7 @@ def budget_of(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions)
 
 
 def least(*limits: int | None) -> int | None:
-    """The smallest of these limits; None where there is none."""
+    """Return the smallest of these limits, or None if there is none."""
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
 

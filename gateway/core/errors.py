@@ -1,7 +1,7 @@
 """Define all errors of the gateway, with HTTP status, code, and whether a retry helps.
 
-An adapter that meets a foreign exception translates it into one of these, once. How an error is written on the wire
-is the dialect's business (`Dialect.error`); this module only holds the facts.
+An adapter that catches an exception of a library translates it into one of these, once. The dialect decides how an
+error is written in a response (`Dialect.error`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class GatewayError(Exception):
-    """Base of the family. `message` is for a stranger: what, the number, the limit, the remedy."""
+    """Base class. `message` says what happened, the number, the limit and the remedy."""
 
     status: int = 500
     code: ClassVar[str] = "internal_error"
@@ -25,7 +25,7 @@ class GatewayError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        #: what stands beside the message, for programs
+        #: facts besides the message, for programs
         self.details: Mapping[str, object] = {}
 
 
@@ -96,7 +96,7 @@ class MethodNotAllowed(RequestFault):
 class NoWebSocket(RequestFault):
     """The client asks for a WebSocket on a path without one; only /v1/responses has one."""
 
-    # Codex goes on over HTTP at once at this status; at any other it tries again for seconds.
+    # Codex switches to HTTP at once at this status. At any other status it retries for seconds.
     status = 426
     code = "websocket_unsupported"
 
@@ -104,7 +104,7 @@ class NoWebSocket(RequestFault):
 class SocketExpired(RequestFault):
     """A WebSocket has been open for the longest allowed time; the next message needs a new one."""
 
-    # Its code is OpenAI's, at which clients open another connection.
+    # At this code of OpenAI clients open another connection.
     code = "websocket_connection_limit_reached"
 
 
@@ -117,14 +117,14 @@ class SocketFull(RequestFault):
 class PreviousNotFound(RequestFault):
     """The previous response of a request over a WebSocket is unknown; send the whole input."""
 
-    # OpenAI's, at which clients send all of it.
+    # At this code of OpenAI clients send the whole input.
     code = "previous_response_not_found"
 
 
 class RequestTimeout(RequestFault):
     """The client stopped sending its body; the connection is closed."""
 
-    # Not 408: SDKs send a call again on 408, and a body that stalled once is no reason to.
+    # Not 408, because SDKs retry on 408, and a stalled body is no reason to retry.
     code = "body_timeout"
 
 
@@ -139,7 +139,7 @@ class PayloadTooLarge(RequestFault):
 class CompactionUnknown(RequestFault):
     """A compaction item cannot be opened: another gateway made it, or it has expired or was deleted."""
 
-    # OpenAI's, for items that it cannot read.
+    # OpenAI's code for items that it cannot read.
     code = "invalid_encrypted_content"
 
 
@@ -159,7 +159,7 @@ class BudgetFault(RequestFault):
 
 
 class BudgetExhausted(BudgetFault):
-    """The budget is too small for this call, even if running calls give back all that they reserved."""
+    """The budget is too small for this call, even if running calls release all that they reserved."""
 
     code = "budget_exhausted"
     openai_type = "budget_exceeded"
@@ -167,7 +167,7 @@ class BudgetExhausted(BudgetFault):
 
 
 class BudgetBusy(BudgetFault):
-    """Running calls have reserved what is left of the budget; some of it may be given back."""
+    """Running calls have reserved what is left of the budget; they may release some of it."""
 
     status = 429
     code = "budget_busy"
@@ -205,13 +205,13 @@ class UpstreamFault(GatewayError):
     status = 502
     code = "upstream_unreachable"
     retry = True
-    #: Nothing of the request reached the provider, so that asking again costs nothing, and may help.
+    #: Nothing of the request reached the provider, so a retry costs nothing and may help.
     may_pass: ClassVar[bool] = False
-    #: It took all of the time there is for a connection: where there is another provider, it is that one's turn.
+    #: The whole time for connecting was used, so that the next provider is asked if there is one.
     took_long: ClassVar[bool] = False
-    #: It was silent after it had the request: it may be at work on it, and bill it.
+    #: The provider was silent after it got the request, so it may work on it and bill it.
     was_silent: ClassVar[bool] = False
-    #: It counts as a failure of the provider: what failed was not this one request or connection alone.
+    #: The circuit breaker counts it. False if only this request or connection failed.
     is_providers: ClassVar[bool] = True
 
 
@@ -352,7 +352,7 @@ class ShuttingDown(GatewayFault):
 
 
 class ConfigError(Exception):
-    """The configuration is wrong. One line per problem, each beginning with its key path. Never raised at run time."""
+    """The configuration is wrong. One line per problem, each with its key path first. Never raised at run time."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

@@ -1,8 +1,8 @@
 """Find the session id of a call in headers or body, or derive one from the conversation.
 
-A derived id is a hash over what stays the same through a conversation and differs between conversations: client key,
-model family, system text, and the whole first user item. Never a prefix of it: some clients open every session with
-the same instructions.
+A derived id is a hash of what stays the same within a conversation and differs between conversations: client key, model
+family, system text, and the whole first user item. A prefix of that item is not enough, because some clients begin
+every session with the same instructions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Final
 from gateway.core.conversation.message import CACHE_MARKS
 from gateway.core.http.gateway_headers import PARENT
 
-# "." and ".." would be taken for folders in a path
+# "." and ".." would be treated as folders in a path
 _VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")
-#: what `is_valid` takes, as JSON Schema writes patterns
+#: the ids that `is_valid` accepts, as a pattern of JSON Schema
 ID_PATTERN: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,255}$"
-#: what `is_valid` takes, for messages
+#: the ids that `is_valid` accepts, for messages
 ID_FORM: Final = '1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
 
-#: Headers of other gateways and of clients that name their session by themselves, in order.
+#: session headers of other gateways and of clients, in order
 KNOWN_HEADERS: Final = (
     b"x-litellm-session-id",
     b"helicone-session-id",
@@ -40,36 +40,36 @@ KNOWN_HEADERS: Final = (
     b"x-amp-thread-id",
     b"conversation_id",
 )
-#: what may stand around a header's value and is no part of it (RFC 9110, section 5.5)
-_AROUND: Final = b" \t"
+#: whitespace around a header value, which is not part of it (RFC 9110, section 5.5)
+_WHITESPACE: Final = b" \t"
 _LONGEST_MODEL_NAME: Final = 256
-#: made once: making an encoder costs more than its use on a small part
+#: created once, because creating an encoder costs more than encoding a small part
 _canonical: Final = json.JSONEncoder(sort_keys=True).encode
 #: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
 _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|preview))+\Z")
 
 
 def is_valid(session_id: str) -> bool:
-    """Whether it has the form of a session's id, or of another name that clients give: see `ID_FORM`."""
+    """Return whether a text has the form of a session id, or of another name that clients choose: see `ID_FORM`."""
     return _VALID.match(session_id) is not None
 
 
 def from_headers(headers: Mapping[bytes, bytes], id_headers: Sequence[bytes]) -> str | None:
-    """The first valid id among the headers (names in lower case)."""
+    """Return the first valid session id among the headers (names in lower case), or None."""
     names = [*filter(headers.__contains__, (*id_headers, *KNOWN_HEADERS))]
     names += [name for name in headers if name.endswith(b"-session-id") and name.startswith(b"x-") and name != PARENT]
     for name in names:
-        named = headers[name].strip(_AROUND).decode("latin-1")
-        if is_valid(named):
-            return named
+        value = headers[name].strip(_WHITESPACE).decode("latin-1")
+        if is_valid(value):
+            return value
     return None
 
 
 def from_body(fields: Mapping[str, Any]) -> str | None:
-    """The first valid id among the body's own fields, `BODY_FIELDS`, decoded."""
+    """Return the first valid session id among the decoded body fields (`BODY_FIELDS`), or None."""
     metadata = fields.get("metadata")
     conversation = fields.get("conversation")
-    # Codex: its subagents share the session's id, and have threads of their own.
+    # Codex: subagents share the session id, and each has its own thread id.
     client = client if isinstance(client := fields.get("client_metadata"), dict) else {}
     candidates = (
         metadata.get("session_id") if isinstance(metadata, dict) else None,
@@ -83,12 +83,12 @@ def from_body(fields: Mapping[str, Any]) -> str | None:
     return next((value for value in candidates if isinstance(value, str) and is_valid(value)), None)
 
 
-#: the top-level fields that `from_body` looks at
+#: the top-level fields that `from_body` reads
 BODY_FIELDS: Final = ("metadata", "session_id", "conversation", "client_metadata", "prompt_cache_key")
 
 
 def _anthropic_user_id(user_id: object) -> str | None:
-    """Claude Code writes `user_…_account_…_session_UUID`, later versions a JSON text with `session_id`."""
+    """Return the session id in `user_…_account_…_session_UUID` of Claude Code, or in the JSON of its later versions."""
     if not isinstance(user_id, str):
         return None
     if user_id.startswith("{"):
@@ -102,21 +102,21 @@ def _anthropic_user_id(user_id: object) -> str | None:
 
 
 def derive(namespace: str, model: str | None, opening: Sequence[str]) -> str:
-    """An id for a call that names no session; `opening` holds the system texts and the first user item."""
+    """Return a session id for a call that names none. `opening`: the system texts and the first user item."""
     parts = [part.encode("utf-8", "surrogatepass") for part in (namespace, model_family(model or ""), *opening)]
     digest = hashlib.sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts]))
     return f"auto-{digest.hexdigest()[:24]}"
 
 
 def model_family(model: str) -> str:
-    """The model's name without provider and date."""
+    """Return the name of a model without provider and date."""
     return _MODEL_DATE.sub("", model.rpartition("/")[2][:_LONGEST_MODEL_NAME])
 
 
 def text_of(content: object) -> str:
-    """The part of an item's content that identifies it: its text; other parts as canonical JSON.
+    """Return the text that identifies the content of an item; parts that are not text as canonical JSON.
 
-    Cache marks are left out: clients move them from turn to turn.
+    Cache marks are left out, because clients move them from turn to turn.
     """
     if isinstance(content, str):
         return content
@@ -132,5 +132,5 @@ def text_of(content: object) -> str:
 
 
 def hash_of(raw: bytes | memoryview) -> str:
-    """What identifies content that is too large to be decoded for it: a hash of its bytes as written."""
+    """Return a hash of raw bytes, to identify content that is too large to decode."""
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"

@@ -1,8 +1,8 @@
-"""Decide what of a request is sent if it is over its budget.
+"""Trim a request that is over its context budget.
 
-`make_room` chooses what to keep. A `Plan` is the outcome, or that a summary has to be made first. What the budget is
-stands in `context_budget.py`, what the request weighs in `counting/weighed.py`. Who calls these, on which thread, and
-who makes the summary is not decided here.
+`make_room` chooses what to keep and returns a `Plan`. A plan can also say that a summary has to be made first.
+`context_budget.py` computes the budget and `counting/counted.py` counts the tokens. The caller chooses the thread and
+makes the summary.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from gateway.core.session import SessionState
 from gateway.core.values import dataclass
 from gateway.core.views import View, new_faults
 
-#: Messages are chosen by what they weigh as chat messages. In the request's own format the choice may weigh more: then
-#: it is made again for a limit that is lower by the difference, so many times.
+#: Messages are chosen by their token counts as chat messages. In the request's own format the choice can have more
+#: tokens. Then it is repeated with a limit that is lower by the difference, at most this many times.
 _TRIES: Final = 3
-#: a limit, in tokens, that only what must stay is left at
+#: a limit, in tokens, at which only what must stay is kept
 _NOTHING: Final = 0
-#: nobody changes these
+#: shared empty values, which are never changed
 _NO_FATES: Final = Fates()
 _NOTHING_SAVED: Final[Mapping[str, int]] = {}
 
 
 class InvalidPlan(Exception):
-    """What was chosen must not be sent, as its format does not allow it: our own mistake, and not the request's."""
+    """The chosen messages are invalid in the request's format: a bug in the gateway, not an error of the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send.
+    """The messages to send for a request, with their token counts.
 
     Attributes:
-        context: what was weighed and decided.
-        safe_tokens: the most that what is sent may weigh: expected tokens and margin, without what the provider keeps.
-        messages: to send instead of those that came; None: as they came.
-        trim_decision: a decision to remember, as JSON; None where nothing new was decided.
-        resumed: the prefix of the epoch it goes on from.
-        overflow: why it must not be sent at all.
-        needs: the summary that has to be made first. Then the plan is to be made again; this one changes nothing.
-        window: of the model, as far as anyone knows.
-        overhead: tokens of what is sent that belong to no message (tools, schema, frame), see `Estimate.overhead`.
+        context: the token counts and the decision.
+        safe_tokens: upper bound of the tokens sent: expected tokens and margin, without what the provider keeps.
+        messages: the messages to send; None: those received, unchanged.
+        trim_decision: a new trim decision to remember, as JSON; None if nothing new was decided.
+        resumed: the prefix of the trim decision that was continued.
+        overflow: why the request must not be sent at all.
+        needs: a summary that has to be made first. Then a new plan is made; this one changes nothing.
+        window: the context window of the model; None if unknown.
+        overhead: tokens that belong to no message (tools, schema, frame), see `Estimate.overhead`.
     """
 
     context: ContextRecord
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def is_safe(self) -> bool:
-        """Whether what is sent surely is within its budget."""
+        """Return whether the request is certainly within its budget."""
         budget = self.context.budget
         return self.overflow is None and (budget is None or self.safe_tokens <= budget)
 
@@ -81,7 +81,7 @@ class Plan:
 def as_it_came(
     counted: CountedRequest, budget: int | None, safety: float | None = None, *, window: int | None = None
 ) -> Plan:
-    """The plan that changes nothing."""
+    """Return the plan that sends a request unchanged."""
     record, overhead = _record(counted, counted, budget, safety), counted.estimate.overhead
     return Plan(record, counted.expected.safe_tokens, window=window, overhead=overhead)
 
@@ -120,9 +120,9 @@ def _record(
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What weighs a choice: whole requests, and single messages with the numbers of the same model.
+    """Count the tokens of a choice: `estimator` for whole requests, `reader` for single messages of the same model.
 
-    `overhead`: what stands beside the messages of the request, where that was measured before.
+    `overhead`: the overhead of the request, if it was measured before.
     """
 
     estimator: Estimator
@@ -132,18 +132,18 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a choice is made with.
+    """The budget and the settings for a choice.
 
     Attributes:
         budget: input tokens of the whole request.
         policy: the settings.
-        shadow: decide and report, but send what came.
-        state: what the session remembers: decisions of earlier turns, and summaries.
-        learned: what earlier calls taught.
-        expired: says True once the choice has taken too long.
-        use: whether a summary may be asked for, or one that was made be used; with `shadow`, neither.
-        salt: part of the name of a decision: one for another model, or of a shadow, is not gone on from.
-        window: of the model, as far as anyone knows.
+        shadow: decide and report, but send the request unchanged.
+        state: what the session remembers: trim decisions of earlier turns, and summaries.
+        learned: corrections of estimates, learned from earlier calls.
+        expired: returns True once the choice has taken too long.
+        use: whether a summary may be requested, or an existing one used; ignored with `shadow`.
+        salt: part of the name of a trim decision, so that decisions for another model or in shadow are not continued.
+        window: the context window of the model; None if unknown.
     """
 
     budget: int
@@ -161,22 +161,21 @@ def make_room(original: CountedRequest, view: View, conversation: Conversation, 
     """Choose what to keep of a request that is over its budget.
 
     Args:
-        original: the request as it is weighed.
+        original: the request with its token counts.
         view: its messages as chat messages.
-        conversation: those.
-        room: what there is for it.
-        scales: to weigh choices with.
+        conversation: these chat messages in units.
+        room: the budget and the settings.
+        scales: counts the tokens of choices.
 
     Raises:
-        ContextOverflow: what must stay is over the budget alone, and nothing may be.
-        BudgetTooSmall: so is what stands beside the messages.
+        ContextOverflow: what must stay exceeds the budget, and the settings do not allow that.
+        BudgetTooSmall: the overhead (tools, schema, system) exceeds the budget.
     """
     request, is_over = original.request, original.estimate.overhead >= room.budget
-    is_beside = request.tools or request.schema is not None or request.others or request.system is not None
-    if is_over and room.policy.overflow != "least" and (is_beside or not conversation.messages):
+    has_overhead = request.tools or request.schema is not None or request.others or request.system is not None
+    if is_over and room.policy.overflow != "least" and (has_overhead or not conversation.messages):
         raise BudgetTooSmall(needed=original.estimate.overhead, budget=room.budget)
     if not conversation.messages:
-        # There is nothing to leave out.
         return as_it_came(original, room.budget, room.policy.safety, window=room.window)
     case = _Case(original, view, conversation, scales)
     try:
@@ -197,17 +196,17 @@ class _Case:
 
 def _decided(case: _Case, room: Room) -> Plan:
     try:
-        return _roomy(case, room)
+        return _first_plan(case, room)
     except SummaryNeeded as wanted:
         needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
-        return _roomy(case, replace(room, use="off"))
+        return _first_plan(case, replace(room, use="off"))
     original = as_it_came(case.original, room.budget, room.policy.safety, window=room.window)
     return replace(original, needs=needs)
 
 
 def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> SummaryRequest | None:
-    """What the model is to be asked; None where there is no model, or what it can take is too little."""
+    """Return the request for a summary, or None if there is no summary model or its window is too small."""
     if model is None:
         return None
     route, facts = model.route, model.facts
@@ -224,20 +223,22 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
     return SummaryRequest(passage.id, model.name, messages, most, passage.count) if messages is not None else None
 
 
-def _roomy(case: _Case, room: Room) -> Plan:
-    """The first plan that can be made of four.
+def _first_plan(case: _Case, room: Room) -> Plan:
+    """Return the first of these plans that is possible.
 
-    That of the very same request before; one that is within the budget with its margin; one that is within it without;
-    the least that can be sent.
+    1. The plan of the identical request before, for a client's retry.
+    2. A plan within the budget, including the margin.
+    3. A plan within the budget, without the margin.
+    4. The least that can be sent.
 
-    The margin and what was learned may be wrong. So a request that would only be over the budget because of them is
-    sent all the same: what the provider says to it is learned.
+    The margin and learned corrections can be wrong. A request that exceeds the budget only because of them is sent
+    anyway, and the gateway learns from the provider's response.
     """
     original, trim_decision = _as_sent_last(case.original, room.learned), _trim_decision(case, room)
     bare = room.budget - (original.beyond if original.expected.last is not None else 0)
-    again = _again(case, room, trim_decision, bare)
-    if again is not None:
-        return again
+    repeated = _repeated(case, room, trim_decision, bare)
+    if repeated is not None:
+        return repeated
     with suppress(ContextOverflow):
         return _fitted(case, room, trim_decision, _safely(original, room), original.key)
     try:
@@ -247,11 +248,11 @@ def _roomy(case: _Case, room: Room) -> Plan:
 
 
 def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
-    """What came, weighed as if it were of the kind that this session sent last, where it may become that by a cut.
+    """Count the request as the kind that this session sent last, if trimming can turn it into that kind.
 
-    A request that came with images, say, is of another kind once they are cut. What this session was reported last is
-    of the cut kind, and the cut will mostly leave out the same things again; so the limit for the choice is better
-    worked out with what was learned of that kind, and with the number of frames that was sent then.
+    For example, a request with images is of another kind once its images are trimmed. The usage last reported for the
+    session is of the trimmed kind, and trimming will mostly leave out the same things again. The limit is therefore
+    computed with what was learned about that kind, and with the number of frames sent then.
     """
     last = learned.last_turn
     if last is None or not may_become(original.key, last.key):
@@ -261,7 +262,7 @@ def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
 
 
 def _safely(original: CountedRequest, room: Room) -> int:
-    """The limit for `CountedRequest.framed`, in tokens, so that what is sent is within the budget with its margin."""
+    """Return the most tokens in `CountedRequest.framed` with which the request plus margin is in the budget."""
     if room.policy.safety is not None:
         return int(room.budget / room.policy.safety) - original.beyond
     known = room.learned
@@ -271,11 +272,11 @@ def _safely(original: CountedRequest, room: Room) -> int:
     )  # fmt: skip
 
 
-def _again(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int) -> Plan | None:
-    """What was sent when this very request came before (a client's retry), if it is within `most` tokens.
+def _repeated(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int) -> Plan | None:
+    """Return the plan for a repeated request (a client's retry): the same bytes as before, if at most `most` tokens.
 
-    The same bytes are in the provider's cache; others would be paid in full. So no margin is asked for, and no old
-    lines are recalled into room that is left: last time there may have been reasons to leave it.
+    The same bytes are in the provider's cache; other bytes would be billed in full. No margin is needed, and no old
+    lines are recalled into free room, because the last plan may have left it free for a reason.
     """
     if trim_decision is None or trim_decision.size != len(case.conversation.keys):
         return None
@@ -293,33 +294,33 @@ def _again(case: _Case, room: Room, trim_decision: TrimDecision | None, most: in
 
 
 def _fitted(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int, key: str) -> Plan:
-    """The plan of a choice that weighs no more than `most` tokens in the request's own format.
+    """Return the plan of a choice with at most `most` tokens in the request's own format.
 
-    `key`: the kind of request that `most` was worked out for. A choice that comes out as another kind must also be
-    expected to be within the whole budget.
+    `key`: the kind of request for which `most` was computed. If the choice is of another kind, its expected tokens must
+    also be within the whole budget.
 
     Raises:
-        ContextOverflow: there is none; its numbers are of what must stay, as chat messages.
+        ContextOverflow: there is no such choice. Its numbers are those of what must stay, as chat messages.
     """
     overhead = case.original.estimate.overhead
     limit = most - overhead
     for _ in range(_TRIES):
         chosen = _chosen(case, room, _fit(case, room, trim_decision, limit))
         sent = chosen.sent
-        # What comes out as another kind of request is expected to weigh something else.
+        # A choice of another kind has other expected tokens.
         over = max(sent.framed - most, sent.expected.tokens - room.budget if sent.key != key else 0)
         if over <= 0:
             return _plan(case, chosen, room, trim_decision)
-        # As much less as this choice takes more in its own form than as chat messages.
+        # Lower the limit by the difference between the request's own format and chat messages.
         limit = min(limit - 1, chosen.fitted.tokens - over)
     return _plan(case, _chosen(case, room, _fit(case, room, trim_decision, _NOTHING)), room, trim_decision)
 
 
 def _least(case: _Case, room: Room, trim_decision: TrimDecision | None, overflow: ContextOverflow) -> Plan:
-    """The plan of what must stay: where its estimate, with nothing learned, is within the budget, or may be over it.
+    """Return the plan of what must stay, if its uncorrected estimate is within the budget or may exceed it.
 
     Raises:
-        ContextOverflow: it is over the budget, and `on_overflow` is not `least`.
+        ContextOverflow: it exceeds the budget, and `on_overflow` is not `least`.
     """
     overhead = case.original.estimate.overhead
     chosen = _chosen(case, room, _fit(case, room, trim_decision, overflow.needed))
@@ -334,26 +335,26 @@ def _least(case: _Case, room: Room, trim_decision: TrimDecision | None, overflow
             tokens=overflow.tokens,
         )
     plan = _plan(case, chosen, room, trim_decision)
-    # One turn that is too long is no reason to go without what was left out for it on the turns behind it.
+    # The decision is not remembered: what one long turn displaced should be sent again on later turns.
     return replace(plan, trim_decision=None) if is_over else plan
 
 
 def _salt(case: _Case, room: Room) -> str:
-    """What a decision must have been made for to be gone on from: a client may have chosen another model meanwhile."""
+    """Return the salt of trim decisions. Decisions with another salt, as for another model, are not continued."""
     salt = f"shadow{room.salt}" if room.shadow else room.salt
     return f"{salt}\0turns" if case.conversation.takes_turns else salt
 
 
 def _trim_decision(case: _Case, room: Room) -> TrimDecision | None:
-    """The decision to go on from."""
-    read = [
+    """Return the trim decision to continue, or None."""
+    decisions = [
         trim_decision
         for value in room.state.trim_decisions.values()
         if (trim_decision := TrimDecision.from_json(value)) is not None
     ]
     known = [
         trim_decision
-        for trim_decision in read
+        for trim_decision in decisions
         if trim_decision.summary is None or trim_decision.summary in room.state.summaries
     ]
     return find(known, case.conversation, _salt(case, room))
@@ -368,7 +369,7 @@ def _fit(case: _Case, room: Room, trim_decision: TrimDecision | None, limit: int
 
 
 class _Chosen(NamedTuple):
-    """A choice, the elements that would be sent, and what the request weighs with them, by the rules of its format."""
+    """A choice, the elements that would be sent, and the token counts of the request with them in its own format."""
 
     fitted: TrimmedConversation
     elements: Hashed

@@ -1,7 +1,7 @@
 """Define the Protocols for I/O: store, provider connection and observers.
 
-Adapters satisfy them structurally; each adapter file proves it to the type checker with one assignment. Several workers
-may share one store, so nothing here may be answered from a cache.
+Adapters do not inherit from them. Each adapter module has one assignment with which the type checker proves that the
+adapter fits. Several workers may share one store, so an adapter must not answer from a cache.
 """
 
 from __future__ import annotations
@@ -36,277 +36,330 @@ T = TypeVar("T")
 
 
 class RecordRefused(StoreUnavailable):
-    """The store is there and cannot take this one record. Offered again, it would be refused again."""
+    """The store is available but cannot take this record. Trying again will not help."""
 
 
-@runtime_checkable
-class Store(Protocol):
-    """Sessions, their totals and their call records."""
-
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
-        """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
-
-        With an `ending`, what it makes of the session's steps is kept in that same step, and the record that it gives
-        is written in the place of `record`; what it gave last is what was kept. Where the call was settled before,
-        neither is. A call without a session has no ending.
-
-        The session remembers `record.last_turn` where there is one, `record.kept` before what it has of that, as far as
-        `MAX_KEPT` goes, and the tools that its calls asked for, each call once: those of a call that is taken for lost
-        are not known. A record without a session is only written. A record without a charge adds nothing to the totals
-        of its session, but the session is listed from then on, with the time of this call. The hold of the same id is
-        given back, and `record.spent` added to `record.accounts`. A call that was taken for lost when its lease ended,
-        or whose answer was still to come, is corrected; see `CallRecord.replaces`. Durable against the end of this
-        process when it returns.
-
-        Raises:
-            StoreConflict: nothing was written, as others changed the state each time; only with an `ending`.
-            RecordRefused: nothing is settled, nor would it be if it was tried again: the store is well, and cannot take
-                this record, or not read what it has in the record's place or on its accounts.
-            StoreUnavailable: nothing was written, or it is not known whether.
-        """
-        ...
-
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
-        """What `settle` does and gives, and then `balances` of these, in one round.
-
-        Raises what `settle` raises: a call is settled also where the accounts cannot be read after it.
-        """
-        ...
-
-    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
-        """Take the hold on all its accounts or on none, for as long as it is renewed every `lease_s`; once per id.
-
-        `settle` of the record with the hold's id gives it back, whatever that record says.
-
-        Raises:
-            StoreDamaged: nothing is held, as one of the accounts cannot be read.
-            StoreUnavailable: nothing is held, or it is not known whether; then the lease ends it.
-        """
-        ...
-
-    async def extend(self, hold_id: str, units: int) -> Granted | None:
-        """Hold up to so many more units: tells how many it was, which may be 0; None where there is no such hold.
-
-        Raises:
-            StoreUnavailable: nothing was added, or it is not known whether.
-        """
-        ...
-
-    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
-        """Begin the leases of these holds anew, and note the tokens delivered so far.
-
-        Gives the ids of those that there is no hold of: settled, by their own worker or as that of one that is gone,
-        or lost with the store's data.
-
-        Raises:
-            StoreUnavailable: it did not happen, or it is not known whether.
-        """
-        ...
-
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """Holds whose lease has ended; they stay until they are settled."""
-        ...
-
-    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
-        """How each account stands, in the order of the claims.
-
-        Raises:
-            StoreDamaged: one of them cannot be read. It is never taken for an empty one.
-            StoreUnavailable: nobody knows.
-        """
-        ...
+class Ledger(Protocol):
+    """The accounts of a store: open a call, reserve its cost, and settle it."""
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallOpening:
-        """What `remembered`, `balances` and `totals` give, in one round. Read on every call, so it must be cheap.
+        """Return what `Sessions.remembered`, `balances` and `Sessions.totals` return, read in one round trip.
 
-        `above`: sessions of which their parents are read in that round, too.
+        Every call starts with it, so it must be cheap.
+
+        Args:
+            session: the session of the call.
+            claims: the accounts to read.
+            with_totals: read the session's totals too.
+            above: sessions whose parents are read in the same round trip.
+        """
+        ...
+
+    async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
+        """Return the balance of each account, in the order of the claims.
+
+        Raises:
+            StoreDamaged: an account cannot be read. It is never treated as empty.
+            StoreUnavailable: the balances are not known.
+        """
+        ...
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """Take the hold on all its accounts or on none. A second call with the same id changes nothing.
+
+        The hold lasts as long as it is renewed every `lease_s` seconds. `settle` with the record of the same id
+        releases it, whatever the record says.
+
+        Raises:
+            StoreDamaged: nothing is held, because an account cannot be read.
+            StoreUnavailable: nothing is held, or it is not known. If it is held, its lease ends it.
+        """
+        ...
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """Hold up to `units` more, and return how many were granted. That can be 0. None: there is no such hold.
+
+        Raises:
+            StoreUnavailable: nothing was added, or it is not known.
+        """
+        ...
+
+    async def renew(self, noted: Mapping[str, int]) -> frozenset[str]:
+        """Restart the leases of these holds, and note the output tokens delivered so far.
+
+        Args:
+            noted: delivered tokens by the id of the hold.
+
+        Returns:
+            The ids without a hold. Their calls were settled by this worker or another one, or the store lost its data.
+
+        Raises:
+            StoreUnavailable: the leases were not renewed, or it is not known.
+        """
+        ...
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """Return up to `limit` holds whose lease has ended. They remain until they are settled."""
+        ...
+
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        """Write the record, charge it to its session and accounts, and return the session's new totals.
+
+        All of this is one transaction, done once per `call_id`. It survives the end of this process once this returns.
+
+        - The hold with the id of the call is released, and `record.spent` is added to `record.accounts`.
+        - The session remembers `record.last_turn` if there is one, and the tools that its calls asked for, each call
+          once. The tools of an orphaned call are not known.
+        - `record.kept` is put before what the session already keeps, and the whole is cut at `MAX_KEPT`.
+        - A record without a session is only written.
+        - A record without a charge adds nothing to the totals. Its session is listed from then on, with this call's
+          time.
+        - A call that was settled as orphaned or pending is corrected, see `CallRecord.replaces`.
+
+        Args:
+            record: the record of the call.
+            ending: moves the session's agents in their steps. The moved steps are kept in the same transaction, and the
+                record that it returns is written instead of `record`. If it runs several times, its last result counts.
+                It has no effect if the call was settled before. A call without a session has none.
+
+        Raises:
+            StoreConflict: nothing was written, because other calls changed the state each time. Only with an `ending`.
+            RecordRefused: nothing was written, and trying again will not help. The store is available. It cannot take
+                this record, or cannot read the record that it replaces or one of the accounts.
+            StoreUnavailable: nothing was written, or it is not known.
+        """
+        ...
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+        """Do what `settle` does, and return its totals and the new balances of these claims, in one round trip.
+
+        It raises what `settle` raises. The call is settled even if the balances cannot be read afterwards.
         """
         ...
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """Set limits of one account in place of the configured ones: None lifts a limit.
+        """Override the configured limits of one account. `limits` of None removes all overrides.
 
-        With None in place of `limits`, all are as configured again. Dimensions that are not named stay as they are.
+        A limit of None means unlimited. Dimensions that are not named keep their override.
 
         Raises:
-            StoreUnavailable: nothing was written, or it is not known whether.
+            StoreUnavailable: nothing was written, or it is not known.
         """
         ...
 
-    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
-        """Those of these handles that the session has no text under."""
-        ...
 
-    async def results_size(self, session: SessionKey) -> int:
-        """Bytes of all texts that the session has under handles, as UTF-8."""
-        ...
-
-    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
-        """Keep tool results by handle, for as long as the session is kept. A handle that has a text keeps that one.
-
-        One after the other, and each only if the texts of the session are then no more than `most` bytes: what is kept
-        never makes room for others. Gives the handles that there is no text under now.
-
-        Raises:
-            StoreUnavailable: nothing was written, or it is not known whether.
-        """
-        ...
-
-    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
-        """The texts that the session has under these handles, all at once."""
-        ...
-
-    async def result(self, namespace: str | None, handle: str) -> str | None:
-        """The text under a handle in one namespace (None: in any); None where there is none."""
-        ...
-
-    async def keys(self) -> Sequence[StoredKey]:
-        """The client keys that are kept here, by name."""
-        ...
-
-    async def add_key(self, key: StoredKey) -> bool:
-        """Keep a client key; False where there is one of that name."""
-        ...
-
-    async def revoke_key(self, name: str) -> bool:
-        """Forget a client key, not its sessions nor its account; False where there is none of that name."""
-        ...
+class Sessions(Protocol):
+    """The sessions of a store: their totals, and the state that the next call needs."""
 
     async def totals(self, session: SessionKey) -> Totals:
-        """The session's totals now; zero for an unknown one."""
+        """Return the session's current totals, which are zero for an unknown session."""
         ...
 
     async def session(self, session: SessionKey) -> SessionView | None:
-        """The session, or None."""
-        ...
-
-    async def remembered(self, session: SessionKey) -> Remembered:
-        """What a call needs to know of its session: its state, and what its settled records gave it to remember.
-
-        Empty for an unknown session.
-        """
-        ...
-
-    async def update(self, session: SessionKey, change: Change) -> SessionState:
-        """Apply `change` to the session's state in one step, and keep and give the result.
-
-        The session need not exist yet: a request may be cut before its first call is settled. `change` is pure and may
-        be applied more than once.
-
-        Raises:
-            StoreUnavailable: nothing was written, or it is not known whether.
-        """
-        ...
-
-    async def learned(self, key: str) -> bytes | None:
-        """What was learned under a key, as `learn` left it."""
-        ...
-
-    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
-        """Apply each lesson to what was learned under its key, all in one step; what is known now, by key.
-
-        Raises:
-            StoreUnavailable: nothing was written, or it is not known whether.
-        """
+        """Return the session, or None."""
         ...
 
     async def sessions(
         self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
     ) -> Page:
-        """Return a page of the sessions of one namespace (None: of all), the largest first, without their tools.
+        """Return a page of the sessions of one namespace, the largest first, without their tools.
 
-        `part`: only sessions with this text in the name that a reader of this namespace sees, in upper or lower case.
-        Such a search reads at most `MOST_SEARCHED` names. The cursor then continues it, also if nothing was found yet.
+        Args:
+            namespace: None for all namespaces.
+            limit: the most sessions on the page.
+            cursor: where the page before ended; None for the first page.
+            sort: what "largest" means.
+            part: text that the session's displayed name must contain, ignoring case. Such a search reads at most
+                `MOST_SEARCHED` names. Its cursor continues the search, also if nothing was found yet.
         """
         ...
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        """Return the session's state and what its settled records left for the next call. Empty if it is unknown."""
+        ...
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        """Apply `change` to the session's state in one transaction, and return the new state.
+
+        The session need not exist yet, because a request can be trimmed before its first call is settled. `change` is
+        pure and may be applied more than once.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known.
+        """
+        ...
+
+    async def reset(self, session: SessionKey) -> bool:
+        """Set the session's totals and tool counts to zero. Return False if there is no such session."""
+        ...
+
+    async def delete(self, session: SessionKey) -> bool:
+        """Delete the session, its state and its calls. Return False if there is no such session."""
+        ...
+
+    async def expire(self, before: float) -> int:
+        """Delete old sessions, records and lessons, and return the number of deleted sessions.
+
+        Args:
+            before: Unix time in seconds. A session is old if its last call is older than this.
+        """
+        ...
+
+
+class Calls(Protocol):
+    """The call records of a store. A record that this version cannot read is left out and named in the log."""
 
     async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
         """Return the newest records of all sessions of one namespace (None: of all), newest first."""
         ...
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
-        """A session's newest records, newest first; `before`: of those whose call id sorts before this one.
+        """Return the newest records of a session, newest first.
 
-        Here and below, a record that this version cannot read is left out, and named in the log.
+        Args:
+            session: the session.
+            limit: the most records.
+            before: return only records whose call id sorts before this one.
         """
         ...
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
-        """The newest record with this request id or call id."""
+        """Return the newest record with this request id or call id in one namespace (None: in any), or None."""
         ...
 
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """The newest call of a session in this namespace whose record has this `answer`; None where it is not kept."""
+        """Return the newest call of a session in this namespace whose record has this `answer`, or None."""
         ...
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """Calls of all namespaces that were settled after a place, whichever worker did it. None: from now on.
+        """Return calls of all namespaces and workers that were settled after this cursor, in that order.
 
-        Only the last `MOST_LATEST` are known, each as its record is now: those that were deleted are left out. A call
-        that was taken for lost stands there again when it is corrected.
+        Only the last `MOST_LATEST` calls are kept in order. Each comes with its current record, and deleted ones are
+        left out. An orphaned call appears again when it is corrected.
+
+        Args:
+            after: the cursor of an earlier result; None starts now.
+            limit: the most calls.
         """
         ...
 
-    async def reset(self, session: SessionKey) -> bool:
-        """Set the totals, and what is known of its tools, to nothing; False where there is no such session."""
+
+class Results(Protocol):
+    """The full texts of tool results, which a store keeps by handle as long as their session."""
+
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        """Return those of these handles for which the session has no text."""
         ...
 
-    async def delete(self, session: SessionKey) -> bool:
-        """Forget the session, its state and its calls; False where there is no such session."""
+    async def results_size(self, session: SessionKey) -> int:
+        """Return the bytes of all texts that the session has by handle, as UTF-8."""
         ...
 
-    async def expire(self, before: float) -> int:
-        """Forget sessions whose last call lies before this time, and older records and lessons; how many sessions."""
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        """Keep texts by handle, and return the handles that have no text now. A handle that has a text keeps it.
+
+        The texts are taken one after the other. Each is kept only if all texts of the session then have at most `most`
+        bytes. Older texts are never removed to make room.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known.
+        """
         ...
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        """Return the texts that the session has for these handles, in one round trip."""
+        ...
+
+    async def result(self, namespace: str | None, handle: str) -> str | None:
+        """Return the text of a handle in one namespace (None: in any), or None."""
+        ...
+
+
+class ClientKeys(Protocol):
+    """The client keys that were made with `gateway keys` and are kept in a store."""
+
+    async def keys(self) -> Sequence[StoredKey]:
+        """Return the client keys, sorted by name."""
+        ...
+
+    async def add_key(self, key: StoredKey) -> bool:
+        """Keep a client key. Return False if there is one of that name."""
+        ...
+
+    async def revoke_key(self, name: str) -> bool:
+        """Delete a client key, but not its sessions or its account. Return False if there is none of that name."""
+        ...
+
+
+class Lessons(Protocol):
+    """The lessons that workers learn from calls and share in a store, such as corrections of token counts."""
+
+    async def learned(self, key: str) -> bytes | None:
+        """Return what `learn` left under this key, or None."""
+        ...
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        """Apply each lesson to what was learned under its key, in one transaction, and return the results by key.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known.
+        """
+        ...
+
+
+@runtime_checkable
+class Store(Ledger, Sessions, Calls, Results, ClientKeys, Lessons, Protocol):
+    """Everything that the gateway keeps. A part of the gateway uses the smallest of these Protocols that it needs."""
 
     async def ping(self) -> None:
-        """Return if the store can be read and written, else raise StoreUnavailable."""
+        """Return if the store can be read and written, or raise StoreUnavailable."""
         ...
 
     async def aclose(self) -> None:
-        """Release what the store holds."""
+        """Close the connections or files of the store."""
         ...
 
 
 class UpstreamReply(Protocol):
-    """A provider's answer of which the head has arrived. Its bytes come as the provider framed them, still encoded."""
+    """A provider's response after its headers arrived. Its body bytes are the provider's, still compressed."""
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """Return the HTTP status."""
         ...
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """As received, but for their names, which are in lower case."""
+        """Return the headers as received, with their names in lower case."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises UpstreamTimeout or UpstreamProtocolError where it breaks off."""
+        """Yield the body as it arrives. Raises UpstreamTimeout or UpstreamProtocolError if it breaks off."""
         ...
 
 
 class ReadBody(Protocol):
-    """Does work that goes over a request's body: in the loop, or in a thread if the body is large."""
+    """Run work that reads a whole request body: in the event loop, or in a thread if the body is large."""
 
     async def __call__(self, size: int, work: Callable[[], T]) -> T:
-        """Return what `work` returns; `size`: bytes of the body."""
+        """Return what `work` returns. `size`: bytes of the body."""
         ...
 
 
 class Upstream(Protocol):
-    """The way to one provider."""
+    """The connection pool of one provider."""
 
     def send(self, request: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
-        """Send; the body of the `with` reads the answer, leaving it gives the connection back.
+        """Send a request. Read the response inside the `with` block; leaving the block releases the connection.
 
-        `request.at_work` is called before anything is sent: until then, it costs nothing where the client leaves.
+        `request.at_work` is called before the first byte is sent. Until then the call costs nothing if the client
+        disconnects.
 
         Raises:
-            UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the head of an answer was there.
-            RequestFault: it cannot be sent as it came.
+            UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the response headers arrived.
+            RequestFault: the request cannot be sent unchanged.
         """
         ...
 
@@ -316,22 +369,28 @@ class Upstream(Protocol):
 
 
 class Observer(Protocol):
-    """Is told of calls and steps, changes nothing, must not block. One that steps are nothing to inherits `stepped`."""
+    """Receive calls and steps. An observer changes nothing and must not block.
+
+    `refused` and `stepped` do nothing by default, for observers that inherit from this class.
+    """
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
-        """Called once per call, after it was settled. `totals`: the session's, None for a call without one.
+        """Receive a call, once, after it was settled.
 
-        `left`: what is left of the budgets that the call was charged to; None where none is limited.
+        Args:
+            call: the record of the call.
+            totals: the session's totals; None for a call without a session.
+            left: what is left of the budgets that the call was charged to; None if none is limited.
         """
         ...
 
     def refused(self, call: CallRecord) -> None:
-        """Called for a request that was refused before it became a call, such as one with an unknown client key.
+        """Receive a request that was refused before it became a call, such as one with an unknown client key.
 
-        Anybody can send any number of these, so what it does must be bounded, in memory and in what is sent on.
+        Anyone can send any number of these. An observer must therefore limit the memory and the traffic they cause.
         """
         del call
 
     def stepped(self, change: StepChange) -> None:
-        """Called after a change was kept."""
+        """Receive a step change after it was kept."""
         del change

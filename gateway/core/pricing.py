@@ -1,7 +1,8 @@
 """Compute the cost of a call in USD from its usage and the model's prices.
 
-Prices differ by more than the model: a long context, a service tier, cached, audio or reasoning tokens. A `Price` holds
-what a table says of them; `cost` picks. Table keys are those of litellm's `model_prices_and_context_window` file.
+Prices depend on the model, the context length, the service tier, and on cached, audio and reasoning tokens. A `Price`
+holds all prices of a model, and `cost` selects among them. Table keys are those of litellm's file
+`model_prices_and_context_window`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 from gateway.core.usage import Usage
 from gateway.core.values import dataclass
 
-#: keys of the table and the field of `Rates` that each one fills. No model has two long cache times: Anthropic and
-#: Moonshot keep a cache for an hour, OpenAI for twelve, so both share a field.
+#: Keys of the table and their field in `Rates`. No model has two long cache times: Anthropic and Moonshot cache for one
+#: hour and OpenAI for twelve, so both share a field.
 _FIELDS: Final = {
     "input_cost_per_token": "input",
     "output_cost_per_token": "output",
@@ -30,9 +31,9 @@ _FIELDS: Final = {
 }
 #: a key of `_FIELDS` for long prompts, such as `input_cost_per_token_above_272k_tokens_priority`
 _ABOVE: Final = re.compile(r"^(.+)_above_(\d+)k_tokens(_[a-z]+)?$")
-#: names a service tier that the table has rates of: `input_cost_per_token_flex`
+#: a key with the rate of a service tier: `input_cost_per_token_flex`
 _TIER: Final = re.compile(r"^input_cost_per_token_([a-z]+)$")
-#: rates that rise as another one does where the table does not say
+#: rates that rise in proportion to another rate if the table does not list them
 _FOLLOWS: Final = {
     "cache_read": "input",
     "cache_write": "input",
@@ -41,20 +42,20 @@ _FOLLOWS: Final = {
     "audio_output": "output",
     "reasoning": "output",
 }
-#: what APIs call a tier that the table calls otherwise; OpenAI renamed its priority processing
+#: tiers whose name in APIs differs from the one in the table; OpenAI renamed its priority processing
 _ALSO: Final = {"fast": "priority", "batch": "batches"}
-#: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
+#: Tiers that cost more than the standard tier. If their rates are unknown, the standard rates would be too low.
 _DEARER: Final = frozenset({"fast", "fast-us", "priority", "ultrafast"})
 _MILLION: Final = Decimal(1_000_000)
-#: what makes pictures; answers do not always tell their tokens from those of texts
+#: The mode of image models. Their usage does not always separate image tokens from text tokens.
 _PICTURES: Final = "image_generation"
-#: fees that come beside those for tokens
+#: fees besides those for tokens
 _FEES: Final = ("input_cost_per_query", "input_cost_per_request")
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """USD per token. None: the table does not say, and the fallback named beside it holds."""
+    """USD per token. None: not listed; then the rate named in the comment applies."""
 
     input: Decimal
     output: Decimal
@@ -68,19 +69,19 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The prices of one model: its standard rates, those of long contexts, and the same of other service tiers."""
+    """The prices of one model: standard rates, rates for long contexts, and both for other service tiers."""
 
     rates: Rates
     tiers: Mapping[str, Price]
-    #: (input tokens above which the rates hold, rates), ascending
+    #: (input tokens above which the rates apply, rates), ascending
     above: tuple[tuple[int, Rates], ...] = ()
-    #: USD for each web search that the provider makes, whatever the tier; None: not known
+    #: USD for each web search by the provider, in any tier; None: unknown
     search: Decimal | None = Decimal(0)
 
     def rates_for(self, usage: Usage, tier: str | None) -> Rates | None:
-        """The rates of a call of this size in this service tier; None where it costs more and nobody knows how much.
+        """Return the rates for a call in a service tier, or None if the tier is dearer by an unknown amount.
 
-        A tier that is not known and not known to cost more (`flex`, `default`, a provider's own) has the standard ones.
+        Any other unknown tier (`flex`, `default`, a provider's own) has the standard rates.
         """
         own = self.tiers.get(tier or "") or self.tiers.get(_ALSO.get(tier or "", ""))
         if own is not None:
@@ -88,7 +89,7 @@ class Price:
         return None if tier in _DEARER else self.of_size(usage)
 
     def of_size(self, usage: Usage) -> Rates:
-        """The standard rates of a call of this size."""
+        """Return the standard rates for the input size of a call."""
         rates = self.rates
         for threshold, long_rates in self.above:
             if usage.input_tokens > threshold:
@@ -97,22 +98,22 @@ class Price:
 
 
 def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal | None:
-    """USD for one call; None where the rates of its service tier are not known, see `Price.rates_for`."""
+    """Return the cost of a call in USD, or None if the rates of its tier are unknown, see `Price.rates_for`."""
     rates = price.rates_for(usage, tier)
     return _cost(usage, rates) if rates is not None else None
 
 
 def standard_cost(usage: Usage, price: Price) -> Decimal:
-    """USD for one call in the standard service tier."""
+    """Return the cost of a call in USD in the standard service tier."""
     return _cost(usage, price.of_size(usage))
 
 
 def _cost(usage: Usage, rates: Rates) -> Decimal:
-    """USD for one call.
+    """Return the cost of a call in USD.
 
-    Cached, audio and reasoning tokens are parts of their side; each is taken out and priced on its own. Parts that
-    exceed their side (Azure reports cached tokens beyond the prompt) are cut to it. Tokens in `total_tokens` that
-    stand on neither side are reasoning tokens billed as output (xAI).
+    - Cached, audio and reasoning tokens are part of input or output. Each is subtracted and priced separately.
+    - A part that exceeds its side is reduced to it. Azure reports more cached tokens than prompt tokens.
+    - Tokens in `total_tokens` that are neither input nor output are reasoning tokens, billed as output (xAI).
     """
     read = min(usage.cache_read_tokens, usage.input_tokens)
     write = min(usage.cache_write_tokens, usage.input_tokens - read)
@@ -144,7 +145,7 @@ def price_per_million(
     cache_write: Decimal | None = None,
     cache_write_1h: Decimal | None = None,
 ) -> Price:
-    """A price as people write it: USD per million tokens."""
+    """Return a price from USD per million tokens."""
 
     def scaled(value: Decimal | None) -> Decimal | None:
         return None if value is None else value / _MILLION
@@ -162,9 +163,9 @@ def price_per_million(
 def price_of_rates(
     rates: Rates, above: Mapping[int, Rates], factors: Mapping[str, Decimal], search: Decimal | None
 ) -> Price:
-    """Return a price from standard rates, those of long prompts, and how many times more each service tier costs.
+    """Return a price from standard rates, rates for long prompts, and a factor for each service tier.
 
-    Anthropic's `fast` and `us` are multiplied where a call has both.
+    Anthropic's `fast` and `us` are multiplied if a call has both. `search`: USD for each web search.
     """
     long = tuple(sorted(above.items(), key=lambda item: item[0]))
     known = dict(factors)
@@ -175,14 +176,14 @@ def price_of_rates(
 
 
 def times(price: Price, factor: Decimal) -> Price:
-    """A price so many times as high, whatever a call is made of."""
+    """Return a price with all rates multiplied by a factor."""
     tiers = {tier: times(own, factor) for tier, own in price.tiers.items()}
     above = tuple((size, _scaled(long, factor)) for size, long in price.above)
     return Price(_scaled(price.rates, factor), tiers, above, price.search)
 
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
-    """The price in one entry of litellm's table; None where it has no price per token, or its tokens are not all."""
+    """Return the price in an entry of litellm's table, or None if it has no token prices or has other fees."""
     entry = _flattened(entry)
     rates = _rates(entry, "")
     if rates is None or _has_fees(entry, rates):
@@ -195,22 +196,22 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
 
 
 def _tiers(entry: Mapping[str, object], rates: Rates, above: Mapping[int, Rates]) -> dict[str, Price]:
-    """Return the prices of the service tiers that have rates of their own in the entry."""
-    found: dict[str, Price] = {}
+    """Return the prices of the service tiers that have their own rates in the entry."""
+    tiers: dict[str, Price] = {}
     for name in entry:
         match = _TIER.match(name)
         own = _rates(entry, f"_{match[1]}") if match else None
         if match and own is not None:
-            own = _completed(own, rates)
+            own = _with_unlisted(own, rates)
             usual = {size: _in_proportion(own, rates, long) for size, long in above.items()}
-            found[match[1]] = price_of_rates(own, _above(entry, own, f"_{match[1]}", usual), {}, Decimal(0))
-    return found
+            tiers[match[1]] = price_of_rates(own, _above(entry, own, f"_{match[1]}", usual), {}, Decimal(0))
+    return tiers
 
 
 def _flattened(entry: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entry with the bands of `tiered_pricing` written as the keys of other entries are.
+    """Return the entry with the bands of `tiered_pricing` written like the keys of other entries.
 
-    Alibaba's models have such bands: the number of input tokens chooses one, and the whole call has its rates.
+    Alibaba's models have such bands. The number of input tokens selects one, and its rates apply to the whole call.
     """
     bands = entry.get("tiered_pricing")
     flat = dict(entry)
@@ -224,10 +225,10 @@ def _flattened(entry: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
-    """Whether something else is paid than these tokens.
+    """Return whether something besides these tokens is billed.
 
-    Such as each query of a reranker, whose tokens stand there at 0, or what answers behind a router, which has a price
-    for its input alone.
+    Examples are the queries of a reranker, whose tokens are listed with a price of 0, and a router, which lists a price
+    for its input only.
     """
     if entry.get("mode") == "chat" and rates.input and not rates.output:
         return True
@@ -236,7 +237,7 @@ def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
 
 
 def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
-    """How many times more a call costs with Anthropic's `speed: fast`, and with `inference_geo: us`."""
+    """Yield the factors of Anthropic's `speed: fast` and `inference_geo: us`."""
     own = entry.get("provider_specific_entry")
     if not isinstance(own, Mapping):
         return
@@ -255,8 +256,8 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
     def get(name: str) -> Decimal | None:
         return decimal(entry.get(name + suffix))
 
-    said = {field: rate for key, field in _FIELDS.items() if (rate := get(key)) is not None}
-    plain_in, plain_out = said.pop("input", None), said.pop("output", None)
+    listed = {field: rate for key, field in _FIELDS.items() if (rate := get(key)) is not None}
+    plain_in, plain_out = listed.pop("input", None), listed.pop("output", None)
     if entry.get("mode") == _PICTURES:
         if suffix and "output_cost_per_image_token" in entry and get("output_cost_per_image_token") is None:
             return None
@@ -264,27 +265,27 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
         plain_out = _dearer(plain_out, get("output_cost_per_image_token"))
     if plain_in is None or (plain_out is None and suffix):
         return None
-    return Rates(plain_in, plain_out or Decimal(0), **said)
+    return Rates(plain_in, plain_out or Decimal(0), **listed)
 
 
 def _dearer(one: Decimal | None, other: Decimal | None) -> Decimal | None:
     return max((rate for rate in (one, other) if rate is not None), default=None)
 
 
-def _completed(own: Rates, rates: Rates) -> Rates:
-    """A tier's rates; where it does not name one, it is in proportion as the standard rate is to input or output.
+def _with_unlisted(own: Rates, rates: Rates) -> Rates:
+    """Return a tier's rates with the unlisted ones in proportion to input or output, as in the standard tier.
 
-    What was cached costs no more in a cheaper tier than in the standard one.
+    Reading the cache costs no more in a cheaper tier than in the standard tier.
     """
     read = own.cache_read
     if read is None and rates.cache_read is not None and own.input <= rates.input:
         read = min(own.input, rates.cache_read)
     named = {"cache_read", *(field for field in _FOLLOWS if getattr(own, field) is not None)}
-    return replace(own, cache_read=read, **_risen(rates, own, named))
+    return replace(own, cache_read=read, **_raised(rates, own, named))
 
 
-def _risen(standard: Rates, risen: Rates, named: Container[str]) -> dict[str, Decimal]:
-    """Return the rates that are not named: as much above the standard ones as `risen` is in input or output."""
+def _raised(standard: Rates, risen: Rates, named: Container[str]) -> dict[str, Decimal]:
+    """Return the rates that are not in `named`: the standard ones, raised as much as input or output in `risen`."""
     changes: dict[str, Decimal] = {}
     for field, side in _FOLLOWS.items():
         rate, before = getattr(standard, field), getattr(standard, side)
@@ -294,37 +295,41 @@ def _risen(standard: Rates, risen: Rates, named: Container[str]) -> dict[str, De
 
 
 def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
-    """A tier's rates in a long context, should it name none: as much above its own as the standard ones are."""
+    """Return the long-context rates of a tier that lists none: raised as much as the standard rates are."""
     changes = {}
     for field in fields(own):
-        mine, usual, longer = (getattr(one, field.name) for one in (own, rates, long))
-        if mine is not None and usual and longer is not None:
-            changes[field.name] = mine * longer / usual
+        own_rate, usual, longer = (getattr(row, field.name) for row in (own, rates, long))
+        if own_rate is not None and usual and longer is not None:
+            changes[field.name] = own_rate * longer / usual
     return replace(own, **changes)
 
 
 def _above(
     entry: Mapping[str, object], base: Rates, suffix: str | None, usual: Mapping[int, Rates] | None = None
 ) -> dict[int, Rates]:
-    """The rates of long contexts. `usual`: where the entry does not say; without it, caches rise as input does."""
-    said: dict[int, dict[str, Decimal]] = {}
+    """Return the rates for long contexts by their least size in input tokens.
+
+    `usual`: rates for sizes or fields that the entry does not list. Without it, cache rates rise in proportion to
+    input.
+    """
+    listed: dict[int, dict[str, Decimal]] = {}
     for name, raw in entry.items():
         match = _ABOVE.match(name)
         field = _FIELDS.get(match[1]) if match and match[3] == suffix else None
         value = decimal(raw) if field else None
         if match and field and value is not None:
-            # That of texts is less than a picture's.
+            # For an image model the base rate can be that of image tokens, which is higher than that of text.
             rate = max(value, getattr(base, field) or value)
-            said.setdefault(int(match[2]) * 1000, {})[field] = rate
-    found = dict(usual or {})
-    for size, rates in said.items():
-        long = replace(found.get(size, base), **rates)
-        found[size] = long if size in found else replace(long, **_risen(base, long, rates))
-    return found
+            listed.setdefault(int(match[2]) * 1000, {})[field] = rate
+    by_size = dict(usual or {})
+    for size, rates in listed.items():
+        long = replace(by_size.get(size, base), **rates)
+        by_size[size] = long if size in by_size else replace(long, **_raised(base, long, rates))
+    return by_size
 
 
 def decimal(value: object) -> Decimal | None:
-    """A number of the table or of a provider's answer; None where it is none, or below zero."""
+    """Return a number of the table or of a provider's response, or None if it is not a number >= 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     try:

@@ -1,6 +1,6 @@
 """Define the record of a call: outcome, token counts, usage and cost.
 
-The store keeps it and the observers get it.
+The store keeps it, and observers receive it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from gateway.core.thinking_origin import UnreadableThinking
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 
-#: Why the task of a call was cancelled, where it was not because its client left: the message of the cancel. The client
-#: took nothing for too long; the gateway stops; nobody waits any longer for a call of the gateway's own.
+#: Why the task of a call was cancelled, other than by a client that disconnected: the client read nothing for too long,
+#: the gateway stops, or a call that the gateway itself made took too long. It is the message of the cancellation.
 Cut = Literal["client_stalled", "cut_at_shutdown", "too_slow"]
 STALLED: Final[Cut] = "client_stalled"
 SHUT_DOWN: Final[Cut] = "cut_at_shutdown"
 TOO_SLOW: Final[Cut] = "too_slow"
 CUTS: Final[tuple[Cut, ...]] = get_args(Cut)
-#: How a call ended; docs/guides/monitoring.md tells what each means. A call that is cut or breaks off is charged for
-#: what was delivered.
+#: How a call ended; docs/guides/monitoring.md explains each. A call that was cut off is charged for what was delivered.
 Outcome = Literal[
     Cut,
     "ok",
@@ -45,8 +44,8 @@ Outcome = Literal[
     "pending",
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
-#: The outcomes of calls that failed: the same in the log, the dashboard and Grafana. A refused call did not fail, nor
-#: did one whose client left or whose budget ended.
+#: The outcomes that count as failures in the log, the dashboard and Grafana. Refused calls, calls whose client
+#: disconnected, and calls that reached the end of the budget are no failures.
 FAILED: Final = frozenset[Outcome](
     {
         "provider_error",
@@ -61,19 +60,19 @@ FAILED: Final = frozenset[Outcome](
 )
 #: the outcome of a call that the gateway refused
 REFUSED: Final[Outcome] = "refused"
-#: the outcome of a call whose worker was gone before it settled
+#: the outcome of a call whose worker died before settling it
 ORPHANED: Final[Outcome] = "worker_lost"
-#: that of a call whose answer is made in the background and was not fetched yet
+#: the outcome of a call whose response is made in the background and was not fetched yet
 PENDING: Final[Outcome] = "pending"
-#: what such a call is charged for now, and by what it cost is replaced once that is known
+#: outcomes with a provisional charge, which is replaced once the real cost is known
 _PROVISIONAL: Final = frozenset[Outcome]({ORPHANED, PENDING})
-#: what left tokens out where no rule did, or an older record does not say
+#: the rule for tokens that no rule left out, and for older records without rules
 _UNKNOWN_RULE: Final = "other"
 _NAME_BYTES: Final = 16
 
 
 def answer_name(answer_id: str) -> str:
-    """What the call is found by that had this answer: a digest, as an id may have any length and any characters."""
+    """Return the digest by which a call is found from its response id, which can have any length and characters."""
     return blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES).hexdigest()
 
 
@@ -99,29 +98,29 @@ class ThinkingRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContextRecord:
-    """What one call weighed and what was left out of it: numbers and names of rules, no text.
+    """Token counts of one request, and what was trimmed: numbers and names of rules, no text.
 
     Attributes:
         tokens: input tokens that the provider was expected to report for what was sent.
-        original_tokens: the same for what came.
-        source: how good these numbers are.
-        budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
-        conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
+        original_tokens: the same for what was received.
+        source: how reliable these numbers are.
+        budget: the input tokens that the call was allowed, the smallest of all limits; None if nothing limits it.
+        conversation_tokens: texts, tool calls and thinking in what was sent; no tool results or tool definitions.
         tool_tokens: tool results in what was sent, each counted once.
-        trimmed: number of messages by the rule that changed them, as their fates tell it.
-        saved: tokens that messages lost by such a rule, as chat messages; the estimate of a whole request is no sum.
-        shadow: it was only decided; what was sent is what came.
-        key: under which the difference to the reported usage is learned.
-        estimate: `tokens` before anything learned was added.
-        frames: of what was sent, see `Estimate`; None in records from before these were counted.
-        before: this session's last turn, where `estimate` was corrected by what that taught; None else.
-        message_fates: what became of each message that came, in order; empty where nothing was changed.
-        tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
-        margin: tokens that are kept free beside `tokens`, as these are an estimate.
-        kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
-        beyond: reported input tokens that tell nothing of what was sent: those of further passes of the same call.
-        thinking: what became of thinking blocks; None for models that do not bind them, and where there are none.
-        newest: the part of `estimate` after the last message of an assistant.
+        trimmed: number of messages by the rule that changed them.
+        saved: tokens saved by each rule, counted as chat messages. They need not add up to the saving of the request.
+        shadow: trimming was only decided and reported; the request was sent unchanged.
+        key: the key under which the difference to the reported usage is learned.
+        estimate: `tokens` before corrections that were learned.
+        frames: of what was sent, see `Estimate`; None in records of older versions.
+        before: the session's last turn, if `estimate` was corrected by it; None otherwise.
+        message_fates: what happened to each received message, in order; empty if nothing was changed.
+        tool_weights: number and tokens of the results of each tool; together they are `tool_tokens`.
+        margin: tokens kept free after `tokens`, because these are an estimate.
+        kept: the part of `tokens` that the request only refers to: an earlier response that the provider keeps.
+        beyond: reported input tokens of further passes of the same call, which say nothing about what was sent.
+        thinking: what happened to thinking blocks; None if there are none, or the model does not bind them.
+        newest: the part of `estimate` after the last assistant message.
     """
 
     tokens: int
@@ -137,7 +136,7 @@ class ContextRecord:
     trimmed: Mapping[str, int] = field(default_factory=dict)
     saved: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
-    message_fates: Fates = Fates()  # of no message, and nobody changes it
+    message_fates: Fates = Fates()  # a shared empty value is safe: Fates are never changed
     tool_weights: ToolWeights = field(default_factory=dict)
     margin: int = 0
     kept: int = 0
@@ -147,52 +146,52 @@ class ContextRecord:
 
     @property
     def remaining(self) -> int | None:
-        """Input tokens that what was sent leaves of the budget; None where there is no budget."""
+        """Return the input tokens that the sent request leaves of the budget, or None without a budget."""
         return None if self.budget is None else max(0, self.budget - self.tokens - self.margin)
 
     def reported(self, tokens: int) -> LastTurn:
-        """What the session remembers when the provider has reported so many input tokens."""
+        """Return what the session remembers after the provider reported this many input tokens."""
         residual = tokens - self.kept - self.estimate
         if self.kept:
-            # The provider may have dropped some of what it keeps. What is sent is no lighter for that.
+            # The provider may have dropped part of what it keeps. That does not make the sent part smaller.
             residual = max(0, residual)
         if self.before is None:
             return LastTurn(self.key, residual, self.frames)
         return self.before.then(residual, self.frames)
 
     def surprise(self, tokens: int) -> int | None:
-        """By how much so many reported tokens are more than were expected; None where no last turn taught that."""
+        """Return how many more tokens were reported than expected, or None without a last turn to expect from."""
         return tokens - self.tokens if self.before is not None else None
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that were not sent."""
+        """Return the input tokens that trimming saved."""
         return 0 if self.shadow else max(0, self.original_tokens - self.tokens)
 
     @property
     def saved_by_rule(self) -> Sequence[tuple[str, int]]:
-        """The same by the rule that left them out, shared out by what the messages lost by it."""
+        """Return the saved tokens by rule, in proportion to the tokens that messages lost by each rule."""
         saved = self.saved_tokens
         if len(self.trimmed) == 1:
             return [(rule, saved) for rule in self.trimmed]
-        total, given, found = sum(self.saved.values()), 0, list[tuple[str, int]]()
-        for rule, upto in zip(self.saved, accumulate(self.saved.values()), strict=True):
-            share = saved * upto // total
-            found.append((rule, share - given))
-            given = share
-        return found or [(_UNKNOWN_RULE, saved)]
+        total, distributed, by_rule = sum(self.saved.values()), 0, list[tuple[str, int]]()
+        for rule, cumulated in zip(self.saved, accumulate(self.saved.values()), strict=True):
+            share = saved * cumulated // total
+            by_rule.append((rule, share - distributed))
+            distributed = share
+        return by_rule or [(_UNKNOWN_RULE, saved)]
 
 
-#: characters that are kept of the message of an error
+#: characters of an error message that are kept
 _MESSAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class CallError:
-    """What the client received instead of an answer, where the error is the gateway's own.
+    """An error of the gateway that the client received instead of a response.
 
-    `budget`: of a refusal for a budget, the account with its limit, what is used of it and what the call needed, as in
-    `BudgetFault.budget`; None for other errors.
+    `budget`: for a budget refusal, the account with its limit, its use and what the call needed, as in
+    `BudgetFault.budget`. None for other errors.
     """
 
     message: str
@@ -200,49 +199,52 @@ class CallError:
 
     @classmethod
     def of(cls, fault: GatewayError) -> CallError:
-        """Return the error as it is kept: a long message is cut."""
+        """Return the error as it is kept, with a message of at most 1,000 characters."""
         return cls(fault.message[:_MESSAGE], fault.budget if isinstance(fault, BudgetFault) else None)
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call, all an observer or a person may need; no prompt or answer text, no credential.
+    """One call with all that observers and people need. No prompt or output text, no credential.
 
     Attributes:
-        call_id: the gateway's own, unique.
-        request_id: the client's, which may repeat, or the gateway's where it sent none.
-        session: None for a call without one.
-        derived_session: the session's id was made by the gateway, as the call named none.
-        started_at: seconds since the epoch.
+        call_id: the gateway's own id, unique.
+        request_id: the client's id, which may repeat; the gateway's if the client sent none.
+        session: None for a call without a session.
+        derived_session: the gateway made the session id, because the call named none.
+        started_at: Unix time in seconds.
         dialect: the name of the client's format.
-        operation: what kind of call it is, such as `chat`.
-        provider: the last one it was sent to, or was to be sent to.
-        model: the name it has at that provider.
-        response_model: the name that the answer gives; None where it gives none.
-        status: HTTP status of the answer, 499 where nobody waited for it.
-        error_code: of the gateway's own error; None where it had none.
-        error: what the client received of that error; None where it had none, and in records of older versions.
+        operation: the kind of call, such as `chat`.
+        provider: the last provider that it was sent to, or was to be sent to.
+        model: the model's name at that provider.
+        response_model: the model named in the response; None if it names none.
+        stream: the client asked for a stream.
+        status: the HTTP status of the response; 499 if the client disconnected first.
+        outcome: how the call ended.
+        error_code: the code of the gateway's own error; None without one.
+        error: that error as the client received it; None without one, and in records of older versions.
         declared: the budget that the call declares for its session; None if it declares none, or was refused before its
             accounts were read.
-        finish_reason: as the answer says it; None where it says nothing.
-        tools: names of the tools that the answer calls.
-        charge: None where the provider bills nothing.
-        overhead_s: seconds until it was first sent, or until its end where it was not.
-        first_byte_s: seconds until the head of the answer came; None where none came.
+        finish_reason: as in the response; None if it has none.
+        tools: names of the tools that the response calls.
+        charge: None if the provider bills nothing.
+        overhead_s: seconds until it was first sent, or until its end if it was never sent.
+        first_byte_s: seconds until the response headers arrived; None if none did.
         duration_s: seconds until its end.
-        request_bytes: of the client's body.
-        response_bytes: of the body that was passed on to the client.
+        request_bytes: bytes of the client's body.
+        response_bytes: bytes of the body that the client got.
         notes: remarks by name.
-        context: None where the call was not weighed.
-        accounts: those it is charged to.
-        spent: what of it counts against their budgets.
-        mode: how its tool results were shown; None where they were not looked at.
-        step: the step that it was made in; None where its agent has none.
-        kept: what its session remembers of what the provider keeps now, see `kept_as`.
-        answer: what it is found by when a later call goes on from its answer, see `answer_name`; None where none can.
-        unread_thinking: thinking blocks of the request that the model or the account which answered cannot read.
-        lesson: what is to be learned (see `Store.learn`) before it is settled: a key, and what to keep under it unless
-            that names this call already. Of a record on its way only; None in a store.
+        context: None if the tokens of the request were not counted.
+        accounts: the accounts that it is charged to.
+        spent: the amount that counts against their budgets.
+        mode: how tool results were shown; None if they were not examined.
+        step: the step in which it was made; None if its agent has no steps.
+        kept: what its session remembers of responses that the provider keeps, see `kept_as`.
+        answer: the name by which a later call that continues this response finds it, see `answer_name`; None if none
+            can.
+        unread_thinking: thinking blocks of the request that the called model or account cannot read.
+        lesson: what to learn (see `Lessons.learn`) before the call is settled: a key, and the value to keep under it
+            unless the kept value already names this call. None in a store.
     """
 
     call_id: str
@@ -282,10 +284,10 @@ class CallRecord:
 
     @property
     def last_turn(self) -> LastTurn | None:
-        """By how much the estimate of this call was off; None where the provider did not report its input.
+        """Return the difference of the estimate to the reported input, or None if the provider did not report it.
 
-        Nor is a report believed that cannot be of the whole request, such as 0: the estimate of the session's next
-        request would be too low.
+        A report that cannot be of the whole request, such as 0, is ignored. It would make the estimate of the session's
+        next request too low.
         """
         context, reported = self.context, self.request_tokens
         if context is None or not reported:
@@ -295,7 +297,7 @@ class CallRecord:
 
     @property
     def request_tokens(self) -> int:
-        """Input tokens of what was sent as the provider said; 0 where it did not say."""
+        """Return the input tokens of what was sent, as the provider reported them; 0 if it did not."""
         charge = self.charge
         if charge is None or charge.source != "provider":
             return 0
@@ -303,19 +305,19 @@ class CallRecord:
 
     @property
     def saved_tokens(self) -> int:
-        """Tokens that were not sent."""
+        """Return the input tokens that trimming saved."""
         return self.context.saved_tokens if self.context is not None else 0
 
     @property
     def is_provisional(self) -> bool:
-        """Whether another record of the same call may yet take the place of this one, and its charge that of its."""
+        """Return whether a later record of the same call can replace this one and its charge."""
         return self.outcome in _PROVISIONAL
 
     def replaces(self, known: CallRecord) -> bool:
-        """Whether it takes the place of a record of the same call that was settled before.
+        """Return whether this record replaces `known`, a settled record of the same call.
 
-        Of two that were made for a worker that is gone, the one that knows of more: the store was told of an answer
-        once a second, and the journal went on with that while the store was away.
+        Of two records for a worker that died, the one with more tokens is better. The store got the delivered tokens
+        once a second, and the journal continued while the store was unavailable.
         """
         if not self.is_provisional:
             return known.is_provisional
@@ -323,15 +325,15 @@ class CallRecord:
 
     @property
     def was_fetched(self) -> bool:
-        """Whether its answer was made in the background: it has lasted until somebody fetched that, however late."""
+        """Return whether the response was made in the background. Its duration then lasts until it was fetched."""
         return "answer" in self.notes and self.outcome != PENDING
 
     @property
     def counted_kept(self) -> str:
-        """What its session remembers of what the provider keeps: nothing of a call that is not charged."""
+        """Return `kept`, or nothing for a call without a charge."""
         return self.kept if self.charge is not None else ""
 
     @property
     def counted_tools(self) -> tuple[str, ...]:
-        """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
+        """Return the tools that its session counts: none without a charge, or while the record is provisional."""
         return self.tools if self.charge is not None and not self.is_provisional else ()

@@ -1,4 +1,4 @@
-"""Use bytes that repeat with each call, such as a list of tools, as keys of a cache."""
+"""Use bytes that repeat in each call, such as a list of tools, as cache keys."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Final
 
 from gateway.core.conversation.message import digest
 
-#: digests that stay known
+#: digests that are cached
 _KNOWN: Final = 128
-#: Bytes of what a digest stays known of: of fewer it is taken as fast, and more would take too much memory.
+#: Sizes in bytes whose digests are cached. Smaller values are hashed as fast, and larger ones take too much memory.
 _WORTH_KEEPING: Final = range(512, 64 * 1024)
-#: bytes of each sample: from the beginning, the middle and the end
+#: bytes of each sample, at the start, the middle and the end
 _SAMPLE: Final = 32
 
 
 class Repeated:
-    """Some bytes. Looked up by their length and three samples, and then compared whole.
+    """Bytes as a key whose hash is of their length and three samples; equality compares all bytes.
 
-    Each request has a copy of its own, whose hash nobody has taken yet; to compare is ten times as fast as to hash.
+    Each request has its own copy of the bytes, so Python has no hash of it yet. Comparing is ten times as fast as
+    hashing.
     """
 
     __slots__ = ("_hash", "raw")
@@ -36,12 +37,12 @@ class Repeated:
 
 
 def again(raw: bytes) -> bytes | Repeated:
-    """Bytes that come again and again, as a key."""
+    """Return the cache key for bytes that repeat often."""
     return Repeated(raw) if len(raw) >= _WORTH_KEEPING.start else raw
 
 
 def digest_again(raw: bytes) -> bytes:
-    """`digest` of bytes that come again and again."""
+    """Return the `digest` of bytes that repeat often."""
     return _known_digest(Repeated(raw)) if len(raw) in _WORTH_KEEPING else digest(raw)
 
 

@@ -1,8 +1,10 @@
 """Map a model name to providers and to the model's name there.
 
-Routes are tried in the order they are written, first match wins. `provider/model` means that provider, so a model can
-be reached without a route of its own; only a route whose pattern begins so itself comes before that. Hosts have models
-whose names begin with a provider's, other ones' (`openai/gpt-oss-120b`) and their own (`groq/compound`).
+- Routes are tried in the configured order; the first match wins.
+- `provider/model` selects that provider, so a model needs no route of its own. Only a route whose pattern begins with
+  the same `provider/` precedes this rule.
+- Some hosts have model names that begin with another provider's name (`openai/gpt-oss-120b`) or with their own
+  (`groq/compound`).
 """
 
 from __future__ import annotations
@@ -17,31 +19,36 @@ from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
 from gateway.core.values import dataclass
 
-#: characters of a shell pattern, which stand in no name
+#: characters of shell patterns, which no name contains
 _MARKS: Final = frozenset("*?[")
-#: providers and models that one call may be sent to, one after the other
+#: routes that one call tries at most, one after the other
 MOST_ROUTES: Final = 8
 
 
 def is_pattern(text: str) -> bool:
-    """Whether it is a shell pattern and no name, nor part of one."""
+    """Return whether the text is a shell pattern and not a name or a part of one."""
     return not _MARKS.isdisjoint(text)
 
 
 def is_of_provider(match: str, providers: Collection[str]) -> bool:
-    """Whether a pattern takes names that begin with a provider's, and no others. Its `*` takes no slash."""
+    """Return whether a pattern only matches names that begin with a provider's. Its `*` then matches no slash."""
     prefix, slash, _ = match.partition("/")
     return bool(slash) and prefix in providers
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model; None where nobody says.
+    """The known facts of a model; None for unknown ones.
 
-    `window`: tokens of input and answer together; `input`: of input alone, where that is limited for itself; `output`:
-    of an answer. `reasoning`: it may think before it answers, which is billed and may not be shown. `betas`: what a
-    call may name in its header `anthropic-beta` -> the larger window that it then has. `sources`: fact -> where it was
-    read.
+    Attributes:
+        window: context window in tokens, for input and output together.
+        input: the most input tokens, if they have their own limit.
+        output: the most output tokens.
+        tokenizer: the name of its tokenizer.
+        price: its prices.
+        reasoning: it may use reasoning tokens, which are billed and may be hidden.
+        betas: names in the header `anthropic-beta`, each with the larger context window that it enables.
+        sources: the source of each fact, by name.
     """
 
     window: int | None = None
@@ -56,10 +63,16 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRule:
-    """One entry of `models:`: a shell pattern, where its calls go, and facts that override the tables.
+    """One entry of `models:`: a shell pattern, the providers of its calls, and facts that override the tables.
 
-    `shares`: where several providers share its calls, each with its weight, `provider` the first of them; `fallback`:
-    models, as calls name them, that are called where none of these can answer; `agent`: whose steps its calls take.
+    Attributes:
+        match: the pattern of model names.
+        provider: the provider, or the first one in `shares`.
+        name: the model's name at the provider; None: unchanged.
+        facts: overriding facts.
+        shares: providers that share the calls, each with its relative share; empty for a single one.
+        fallback: names of models that are called if none of these providers succeeds.
+        agent: the agent whose steps apply to its calls.
     """
 
     match: str
@@ -72,9 +85,9 @@ class ModelRule:
 
 
 class Route(NamedTuple):
-    """Where a call goes. `model` is the name the provider knows; `rule` the entry that decided, if one did.
+    """The provider and model of a call. `model`: its name at the provider. `rule`: the matching entry, if any.
 
-    A tuple, since each call looks up what is known of its own several times, and those hash in no time.
+    It is a tuple because each call uses its route as a key several times, and tuples hash fast.
     """
 
     provider: str
@@ -83,12 +96,12 @@ class Route(NamedTuple):
 
     @property
     def agent(self) -> str | None:
-        """Whose steps its calls take, where its rule says so, whatever they ask for."""
+        """Return the agent that the rule sets, which overrides the one that a call names, or None."""
         return self.rule.agent if self.rule is not None else None
 
 
 class Routes:
-    """The routing table: rules in order, provider names, and the provider for what no rule names."""
+    """The routing table: rules in order, provider names, and the default provider."""
 
     def __init__(
         self,
@@ -98,14 +111,14 @@ class Routes:
         anthropic: str | None = None,
         unused: Collection[str] = (),
     ) -> None:
-        """Set up.
+        """Build the table.
 
         Args:
             rules: in order.
-            providers: the names of all.
-            default: the provider of models that no rule names.
-            anthropic: the provider for paths of Anthropic's API that name no model, if not the default.
-            unused: providers that are not meant where a model's name begins with theirs.
+            providers: the names of all providers.
+            default: the provider of models that no rule matches.
+            anthropic: the provider for paths of Anthropic's API that name no model, instead of the default.
+            unused: providers that `provider/model` does not select.
         """
         self._rules = tuple(rules)
         self._providers = frozenset(providers)
@@ -116,7 +129,7 @@ class Routes:
         self._anthropic = anthropic
 
     def resolve(self, model: str) -> Route:
-        """The first route of `model`.
+        """Return the first route of a model.
 
         Raises:
             UnknownModel: no rule matches and there is no default provider.
@@ -124,28 +137,28 @@ class Routes:
         return self._routes(model, None)[0]
 
     def chain(self, model: str, seed: str) -> tuple[Route, ...]:
-        """Where a call for `model` goes, and in what order it goes elsewhere where it cannot be answered.
+        """Return the route of a call and its fallbacks, in order.
 
         Args:
             model: as the call names it.
-            seed: calls with the same seed go the same way, as each provider and each key has a prompt cache of its own.
+            seed: calls with the same seed take the same route, because each provider and key has its own prompt cache.
 
         Raises:
             UnknownModel: no rule matches and there is no default provider.
         """
-        found = self._routes(model, seed)
-        rule = found[0].rule
+        routes = self._routes(model, seed)
+        rule = routes[0].rule
         for name in rule.fallback if rule is not None else ():
-            found += self._routes(name, seed)
-        if len(found) == 1:
-            return (found[0],)
+            routes += self._routes(name, seed)
+        if len(routes) == 1:
+            return (routes[0],)
         unique: dict[tuple[str, str], Route] = {}
-        for route in found:
+        for route in routes:
             unique.setdefault((route.provider, route.model), route)
         return tuple(unique.values())[:MOST_ROUTES]
 
     def _routes(self, model: str, seed: str | None) -> list[Route]:
-        """Those of one name, the preferred first; as configured where there is no seed."""
+        """Return the routes of one name, the preferred one first; without a seed, in the configured order."""
         prefix, slash, rest = model.partition("/")
         if slash and prefix in self._providers:
             for rule in self._special:
@@ -165,7 +178,7 @@ class Routes:
         return [Route(self._default, model)]
 
     def named_at(self, provider: str, model: str) -> Route:
-        """A model that a provider is told to call, by the provider's own name of it, with what is known of it there."""
+        """Return the route to a model by its name at the provider, with the rule that gives its facts, if any."""
         for rule in self._rules:
             if provider in (rule.provider, *(name for name, _ in rule.shares)) and (
                 rule.name == model if rule.name is not None else fnmatchcase(model, rule.match)
@@ -174,21 +187,21 @@ class Routes:
         return Route(provider, model)
 
     def taken(self, provider: str, model: str, match: str | None) -> Route:
-        """The way that an earlier call took, by the entry that decided, if one did and is still there."""
-        rule = next((one for one in self._rules if one.match == match), None)
+        """Return the route of an earlier call. `match`: the pattern of its rule, which may no longer be configured."""
+        rule = next((rule for rule in self._rules if rule.match == match), None)
         return Route(provider, model, rule)
 
     @property
     def providers(self) -> frozenset[str]:
-        """The names of all providers."""
+        """Return the names of all providers."""
         return self._providers
 
     def names(self) -> list[str]:
-        """The model names that routes spell out, aliases among them."""
+        """Return the model names of routes that are not patterns, including aliases."""
         return [rule.match for rule in self._rules if not is_pattern(rule.match)]
 
     def leads_to(self, model: str, provider: str) -> bool:
-        """Whether a call for this very name goes to this provider, under this name."""
+        """Return whether a call for this model name goes to this provider under the same name."""
         try:
             route = self.resolve(model)
         except UnknownModel:
@@ -196,32 +209,30 @@ class Routes:
         return route.provider == provider and route.model == model
 
     def without_model(self, anthropic: bool) -> str:  # noqa: FBT001
-        """The provider for a path that names no model; `anthropic`: the client speaks Anthropic's API.
+        """Return the provider for a path that names no model. `anthropic`: it is a path of Anthropic's API.
 
         Raises:
             UnknownModel: there is no default provider.
         """
         name = self._anthropic if anthropic and self._anthropic is not None else self._default
         if name is None:
-            raise UnknownModel(
-                "This path names no model and no default_provider is set, so there is nowhere to send it."
-            )
+            raise UnknownModel("This path names no model, and no default_provider is set. Set default_provider.")
         return name
 
 
 def _by_rule(rule: ModelRule, model: str, seed: str | None) -> list[Route]:
-    """Where a rule sends a model: to all that share its calls, the preferred first; to the first without a seed."""
+    """Return the routes of a rule: all that share its calls, the preferred one first. Without a seed only the first."""
     names = [rule.provider]
     if seed is not None and rule.shares:
-        names = [name for name, _ in sorted(rule.shares, key=lambda share: _late(seed, *share))]
+        names = [name for name, _ in sorted(rule.shares, key=lambda share: _rank(seed, *share))]
     return [Route(name, rule.name or model, rule) for name in names]
 
 
-def _late(seed: str, provider: str, weight: float) -> float:
-    """Where a provider stands in the order for a seed; it stands first for a share of the seeds as its weight says.
+def _rank(seed: str, provider: str, weight: float) -> float:
+    """Return the rank of a provider for a seed; the lowest is first, for a share of seeds in proportion to `weight`.
 
-    Weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): when a provider is added or taken away, only the
-    sessions move that come to it or were with it.
+    Weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): if a provider is added or removed, only its own
+    sessions move.
     """
     drawn = int.from_bytes(blake2b(f"{seed}\0{provider}".encode("utf-8", "surrogatepass"), digest_size=8).digest())
     return -math.log((drawn + 0.5) / 2**64) / weight

@@ -1,4 +1,4 @@
-"""Define the values that stores exchange with their users, besides records."""
+"""Define the values that stores take and return, besides call records."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals, Usage
 from gateway.core.values import dataclass
 
-#: calls that a store knows the order of, for `Store.latest`
+#: calls that a store keeps in order of settlement, for `Calls.latest`
 MOST_LATEST: Final = 4096
 #: the orders of a list of sessions: by last call, by tokens, by cost
 Sort = Literal["recent", "tokens", "cost"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-#: names that one search for a part of a name reads
+#: session names that one search reads
 MOST_SEARCHED: Final = 10_000
-#: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
+#: Takes what was learned under a key and returns it with one lesson more. It is pure and may be applied more than once.
 Lesson = Callable[[bytes | None], bytes]
-#: where a session's agents are in their steps -> where they are once a call has ended, and its record that says so;
-#: pure, may be applied more than once. All records are of the same call and differ in their notes alone
+#: Takes the step of each agent of a session, and returns the steps after a call and the record to write. It is pure and
+#: may be applied more than once. Its records are of the same call and differ only in their notes.
 Ending = Callable[[Places], tuple[Places, CallRecord]]
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as the store knows it. Times are seconds since the epoch, for display only.
+    """A session as stored. Times are Unix times in seconds, for display only.
 
-    `derived`: its id was made by the gateway, as its calls named none.
+    `derived`: the gateway made its id, because its calls named none.
     """
 
     key: SessionKey
@@ -46,14 +46,14 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class OpenHold:
-    """A hold as a store keeps it.
+    """A hold as stored, with what is needed to settle its call if its worker dies.
 
     Attributes:
         units: how many were granted, see `Hold`.
-        noted: tokens of the answer that had been delivered when its worker last said so.
-        orphaned: the record to write should nobody settle the call: charged for its input, at the least.
-        unit_usd: what a token of the answer costs; None where nobody knows.
-        goes_on: the answer is made to its end, whoever is there for it: all that is held may be spent.
+        noted: output tokens delivered when the worker last reported them.
+        orphaned: the record to write if the worker does not settle the call. It charges at least the input.
+        unit_usd: the price of an output token; None if it is unknown.
+        goes_on: the provider completes the output without a client, so all that is held may be spent.
     """
 
     hold: Hold
@@ -64,7 +64,7 @@ class OpenHold:
     goes_on: bool = False
 
     def as_orphaned(self) -> CallRecord:
-        """The record of the call, charged for what had been delivered as far as it was noted."""
+        """Return the record of the orphaned call, charged for the delivered output that was last reported."""
         record, charge = self.orphaned, self.orphaned.charge
         if charge is None:
             return record
@@ -78,10 +78,12 @@ class OpenHold:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A client key that is kept in the store: by the digest of the key, which is shown once and kept nowhere.
+    """A client key in the store. Only its digest is kept; the key itself is shown once.
 
-    `models`: shell patterns of those it may call, empty for all; `limits`: of all its sessions together; `rpm`: how
-    many requests it may make in a minute, None for any number.
+    Attributes:
+        models: shell patterns of the models it may call; empty for all.
+        limits: of all its sessions together.
+        rpm: requests per minute; None for any number.
     """
 
     name: str
@@ -94,7 +96,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a list, newest first; `cursor` continues it, None at the end."""
+    """One page of a list of sessions. `cursor` continues it; None at the end."""
 
     sessions: Sequence[SessionView]
     cursor: str | None
@@ -102,9 +104,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class CallOpening:
-    """What a call begins with: what its session remembers, how its accounts stand, and the totals where asked for.
+    """The first read of a call: the memory of its session, its balances, and the totals if requested.
 
-    `parents`: of further sessions that were asked for.
+    `parents`: the parents of the other sessions that were requested, in their order.
     """
 
     remembered: Remembered
@@ -115,7 +117,7 @@ class CallOpening:
 
 @dataclass(frozen=True, slots=True)
 class CallClosing:
-    """What a call ends with: its session's totals, and how accounts stand; None where that cannot be read."""
+    """The result of settling a call: the totals of its session, and balances, or None if they cannot be read."""
 
     totals: Totals
     balances: tuple[Balance, ...] | None = None
@@ -123,7 +125,7 @@ class CallClosing:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A call, and its session's totals right after it; None for a call without a session."""
+    """A call and the totals of its session right after it; None for a call without a session."""
 
     call: CallRecord
     totals: Totals | None
@@ -133,7 +135,7 @@ class Settled:
 class LatestCalls:
     """Calls in the order in which they were settled.
 
-    `cursor`: the place of the last of them, to go on from; `missed`: how many before the first are no longer known.
+    `cursor`: continues after the last of them. `missed`: the number of calls before the first that are no longer kept.
     """
 
     settled: Sequence[Settled]

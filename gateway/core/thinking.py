@@ -1,8 +1,8 @@
 """Find which thinking blocks stay valid after a change, on models that bind them to their prefix.
 
-Claude models from 5.5 and 5.1 on sign a thinking block together with everything in front of it: system prompt, tools
-and messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks
-in front of *p* stay valid. Blocks created after the change are valid too. A block that was removed once must stay
+Claude models from 5.5 and 5.1 on sign a thinking block together with everything before it: system prompt, tools and
+messages. If message *p* changes, the provider refuses every thinking block after *p* that already existed. Blocks
+before *p* stay valid. Blocks created after the change are valid too. A block that was removed once must stay
 removed, because later blocks were created without it.
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking)
 
@@ -35,12 +35,12 @@ from gateway.core.views.view import ElementCache, entries
 #: Positions `start` to `stop - 1`.
 Span = tuple[int, int]
 
-#: of what is remembered: one of another version is ignored
+#: version of the remembered JSON; other versions are ignored
 VERSION: Final = 1
 #: Checkpoints of one conversation. Without the oldest ones, a later change may remove more thinking than needed.
 MAX_CHECKPOINTS: Final = 16
 #: Spans and modes of one conversation. With more spans, the oldest thinking is removed as well, which leaves later
-#: blocks valid. A session that changes its mode more often keeps the last one of these.
+#: blocks valid. A session that changes its mode more often keeps the last of the remembered modes.
 MAX_SPANS: Final = 64
 #: How thinking is written in the bytes of a message, in any format.
 _MARKS: Final = (b"thinking", b"reasoning")
@@ -64,7 +64,7 @@ class StrippedMessage(NamedTuple):
 
 
 def bare_message(wire: Wire, raw: bytes) -> StrippedMessage:
-    """Return a message of this format without its thinking. All other bytes of it stay as they are."""
+    """Return a message of this format without its thinking. All its other bytes stay unchanged."""
     if not any(mark in raw for mark in _MARKS):
         return StrippedMessage(raw, outline_of(raw).identity, 0)
     message, is_odd = read(raw)
@@ -109,16 +109,16 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentPrefix:
-    """What was sent for the first `size` positions of a conversation.
+    """The messages sent for the first `size` positions of a conversation, as a session remembers them.
 
     Attributes:
         received: hash of these positions as the client sent them, without thinking.
-        size: how many they are.
-        removed: spans whose thinking is not sent any more.
+        size: the number of positions.
+        removed: spans whose thinking is no longer sent.
         checkpoints: what was sent at each change, the oldest first.
-        modes: from which position on tool results are shown in which response mode.
+        modes: positions from which tool results are shown in another response mode, with this mode.
         tools: hash of the tools that were sent instead of the client's; empty if they were the client's.
-        provider_drops: the provider is told to drop invalid blocks itself: it refuses an open tool round without its
+        provider_drops: the provider has to drop invalid blocks itself: it refuses an open tool round without its
             thinking, or removing blocks here would have removed valid ones too.
     """
 
@@ -131,14 +131,14 @@ class SentPrefix:
     provider_drops: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value that JSON can hold."""
+        """Return a JSON-compatible value."""
         value = {"v": VERSION, "received": self.received, "size": self.size, "removed": self.removed,
                  "checkpoints": self.checkpoints, "modes": self.modes, "tools": self.tools}  # fmt: skip
         return {**value, "provider_drops": True} if self.provider_drops else value
 
     @classmethod
     def from_json(cls, value: Any) -> SentPrefix | None:
-        """Return the prefix, or None for a value that is none of this version."""
+        """Return the prefix, or None if the value is not of this version."""
         if not isinstance(value, Mapping) or value.get("v") != VERSION:
             return None
         try:
@@ -162,7 +162,7 @@ def _mode(name: object) -> ResponseMode:
 class BoundConversation:
     """The messages of one request to a model that binds thinking to its prefix.
 
-    `book`: keeps what was read of each message.
+    `book`: a cache of what was read of each message.
     """
 
     def __init__(self, wire: Wire, received: Hashed, *, book: ElementCache | None = None) -> None:
@@ -178,25 +178,25 @@ class BoundConversation:
 
     @cached_property
     def positions(self) -> Sequence[int]:
-        """The position of each message; one that holds nothing but thinking has that of the next message."""
+        """Return the position of each message. A message of only thinking has the position of the next message."""
         positions, at = [], 0
-        for one in self._bare:
+        for bare in self._bare:
             positions.append(at)
-            at += one.raw is not None
+            at += bare.raw is not None
         return positions
 
     @cached_property
     def _identities(self) -> Sequence[bytes]:
-        return [one.identity for one in self._bare if one.raw is not None]
+        return [bare.identity for bare in self._bare if bare.raw is not None]
 
     @property
     def size(self) -> int:
-        """How many positions there are."""
+        """Return the number of positions."""
         return len(self._identities)
 
     @property
     def messages(self) -> Sequence[bytes]:
-        """The messages as received."""
+        """Return the messages as received."""
         return self._received.raws
 
     def index_of(self, position: int) -> int:
@@ -205,35 +205,35 @@ class BoundConversation:
 
     def hashes_at(self, sizes: Collection[int]) -> Mapping[int, str]:
         """Return the hash of the first positions as received, without thinking, for each of these sizes."""
-        hashed, done, found = blake2b(digest_size=_HASH_BYTES), 0, dict[int, str]()
+        hashed, done, hashes = blake2b(digest_size=_HASH_BYTES), 0, dict[int, str]()
         for size in sorted(size for size in sizes if 0 <= size <= self.size):
             hashed.update(b"".join(self._identities[done:size]))
-            found[size], done = hashed.hexdigest(), size
-        return found
+            hashes[size], done = hashed.hexdigest(), size
+        return hashes
 
     @cached_property
     def thinking(self) -> Mapping[int, int]:
         """Number of thinking blocks by position, for positions that have any."""
-        found: dict[int, int] = {}
-        for position, one in zip(self.positions, self._bare, strict=True):
-            if one.blocks:
-                found[position] = found.get(position, 0) + one.blocks
-        return found
+        blocks: dict[int, int] = {}
+        for position, bare in zip(self.positions, self._bare, strict=True):
+            if bare.blocks:
+                blocks[position] = blocks.get(position, 0) + bare.blocks
+        return blocks
 
     @cached_property
     def is_compacted(self) -> bool:
-        """Return whether the first message holds a compaction, so that messages before it are not sent any more."""
+        """Return whether the first message holds a compaction, so that messages before it are no longer sent."""
         first = next(iter(self._received.raws), b"")
         message = read(first)[0] if _COMPACTION in first else None
         content = message.get("content") if isinstance(message, dict) else None
-        return isinstance(content, list) and any(is_compaction(one) for one in content if isinstance(one, dict))
+        return isinstance(content, list) and any(is_compaction(block) for block in content if isinstance(block, dict))
 
     def find(self, prefixes: Iterable[Mapping[str, Any]]) -> SentPrefix | None:
         """Return the remembered prefix that covers most of this conversation, or None."""
-        read_ = [one for value in prefixes if (one := SentPrefix.from_json(value)) is not None]
-        for one in sorted(read_, key=lambda one: -one.size):
-            if 0 < one.size <= self.size and self._hash(self._identities[: one.size]) == one.received:
-                return one
+        known = [prefix for value in prefixes if (prefix := SentPrefix.from_json(value)) is not None]
+        for prefix in sorted(known, key=lambda prefix: -prefix.size):
+            if 0 < prefix.size <= self.size and self._hash(self._identities[: prefix.size]) == prefix.received:
+                return prefix
         return None
 
     def as_unknown(self) -> SentPrefix:
@@ -264,7 +264,7 @@ class BoundConversation:
         A message of nothing but thinking was left out. A change before it moves before the next assistant message, or
         to the end.
         """
-        found, waiting = list[int](), list[int]()
+        placed, waiting = list[int](), list[int]()
         for index in indices:
             message, _ = read(self._received.raws[index])
             role = message.get("role") if isinstance(message, dict) else None
@@ -272,10 +272,10 @@ class BoundConversation:
                 waiting.append(index)
                 continue
             if role == "assistant":
-                found += waiting
+                placed += waiting
                 waiting = []
-            found.append(index)
-        return [*found, *waiting]
+            placed.append(index)
+        return [*placed, *waiting]
 
     def first_change(self, known: SentPrefix | None, sent: Sequence[bytes], tools: str) -> int | None:
         """Return the first position where `sent` differs from the messages that later thinking was created after.
@@ -285,14 +285,14 @@ class BoundConversation:
         """
         if tools != (known.tools if known is not None else ""):
             return 0
-        identities, undone = self._sent_identities(sent), self.size
+        identities, lost_from = self._sent_identities(sent), self.size
         for size, count, name in (*reversed(known.checkpoints if known is not None else ()), Checkpoint(0, 0, "")):
             if count and (count > len(identities) or self._hash(identities[:count]) != name):
-                # This checkpoint is not sent any more: all later thinking was created after other messages.
-                undone = size
+                # This checkpoint is no longer sent: all later thinking was created after other messages.
+                lost_from = size
                 continue
             # Between that change and the next one, everything was sent as received.
-            change = min(size + _same(identities[count:], self._identities[size:]), undone)
+            change = min(size + _common_length(identities[count:], self._identities[size:]), lost_from)
             is_whole = change == self.size and len(identities) - count == self.size - size
             return None if is_whole else change
         return 0
@@ -307,7 +307,7 @@ class BoundConversation:
 
     def blocks_in(self, sent: Sequence[bytes]) -> int:
         """Return the number of thinking blocks in some messages."""
-        return sum(one.blocks for one in self._read(self._hashed(sent)))
+        return sum(bare.blocks for bare in self._read(self._hashed(sent)))
 
     def is_continued(self, known: SentPrefix, sent: Sequence[bytes]) -> bool:
         """Return whether `sent` is what was sent at the last change, and after that what was received."""
@@ -320,18 +320,18 @@ class BoundConversation:
     def position_of(self, raw: bytes) -> int | None:
         """Return the position of a message with thinking by its bytes, or None."""
         pairs = zip(self.positions, self._received.raws, strict=True)
-        return next((position for position, one in pairs if one == raw), None)
+        return next((position for position, received in pairs if received == raw), None)
 
     @cached_property
     def open_turn(self) -> int:
-        """The position at which the current turn begins: after the user's last words; `size` if no reply follows."""
+        """Return the position after the last user text, where the current turn begins; `size` if no reply follows."""
         raws = self._received.raws
-        last = next((index for index in reversed(range(len(raws))) if _is_words(read(raws[index])[0])), -1)
+        last = next((index for index in reversed(range(len(raws))) if _is_user_text(read(raws[index])[0])), -1)
         return self.positions[last + 1] if last + 1 < len(raws) else self.size
 
     @cached_property
     def after_last_reply(self) -> int:
-        """The position after the model's last message: results from there on were not read by the model yet."""
+        """Return the position after the model's last message: the model has not read results from there on."""
         place = after_last_reply(self._received.raws)
         return self.positions[place] if place < len(self.positions) else self.size
 
@@ -348,7 +348,7 @@ class BoundConversation:
         """Return what to remember of this request, now that `sent` goes out instead of what was received."""
         identities = self._sent_identities(sent)
         now = Checkpoint(self.size, len(identities), self._hash(identities))
-        before = [one for one in known.checkpoints if self._holds(one, identities)] if known is not None else []
+        before = [point for point in known.checkpoints if self._holds(point, identities)] if known is not None else []
         return SentPrefix(
             self._hash(self._identities),
             self.size,
@@ -364,7 +364,7 @@ class BoundConversation:
         return count <= len(identities) and size < self.size and self._hash(identities[:count]) == name
 
     def _sent_identities(self, sent: Sequence[bytes]) -> Sequence[bytes]:
-        return [one.identity for one in self._read(self._hashed(sent)) if one.raw is not None]
+        return [bare.identity for bare in self._read(self._hashed(sent)) if bare.raw is not None]
 
     def _hashed(self, sent: Sequence[bytes]) -> Hashed:
         return self._received if sent is self._received.raws else Hashed(sent)
@@ -374,8 +374,8 @@ class BoundConversation:
         return blake2b(b"".join(identities), digest_size=_HASH_BYTES).hexdigest()
 
 
-def _same(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Return how many values both begin with."""
+def _common_length(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Return the length of the common prefix of two sequences."""
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -385,10 +385,10 @@ def _changes_tools(content: object) -> bool:
     return isinstance(content, list) and bool(content) and all(changed_tool(block) for block in content)
 
 
-def _is_words(message: object) -> bool:
-    """Return whether a message is the user's and holds no tool result.
+def _is_user_text(message: object) -> bool:
+    """Return whether a message is a user message without a tool result.
 
-    Words beside a tool result belong to its tool round, so that its thinking is kept.
+    Text next to a tool result belongs to its tool round, so that the thinking of this round is kept.
     """
     if not isinstance(message, dict) or message.get("role") != "user":
         return False
@@ -413,11 +413,11 @@ def _bounded(spans: tuple[Span, ...]) -> tuple[Span, ...]:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the same positions as few spans as possible, in order."""
-    found: list[Span] = []
+    """Return the same positions in as few spans as possible, in order."""
+    joined: list[Span] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
         elif start < stop:
-            found.append((start, stop))
-    return tuple(found)
+            joined.append((start, stop))
+    return tuple(joined)

@@ -1,6 +1,6 @@
 """Find the thinking blocks that the called model or account cannot read.
 
-Such a block is dropped by its provider without an error, and the model goes on without that reasoning. The rules are
+Such a block is dropped by its provider without an error, and the model continues without that reasoning. The rules are
 data: `thinking:` in config/families.yaml.
 """
 
@@ -23,7 +23,7 @@ Reason = Literal["model", "provider"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingRule:
-    """What models of these patterns do with thinking blocks.
+    """A rule for the thinking blocks that models of these patterns can read.
 
     Attributes:
         models: patterns of their names.
@@ -37,7 +37,7 @@ class ThinkingRule:
 
 
 class ThinkingRules:
-    """The rules in order; the first that matches a model holds for it."""
+    """The rules in order. The first that matches a model applies to it."""
 
     def __init__(self, rules: Sequence[ThinkingRule] = ()) -> None:
         self.rules = tuple(rules)
@@ -48,7 +48,7 @@ class ThinkingRules:
 
 
 class ThinkingOrigin(NamedTuple):
-    """Who made the thinking blocks of a conversation from the one with the number `start` on."""
+    """The provider and model that made the thinking blocks of a conversation, from block number `start`."""
 
     provider: str
     model: str
@@ -63,8 +63,8 @@ class UnreadableThinking:
         blocks: how many there are.
         reason: `model`: the model does not read those of the model that made them; `provider`: they are bound to the
             account that made them, and another provider was called.
-        provider: that made them.
-        model: that made them.
+        provider: the provider that made them.
+        model: the model that made them.
     """
 
     blocks: int
@@ -74,7 +74,7 @@ class UnreadableThinking:
 
 
 def thinking_blocks(messages: bytes) -> int:
-    """Return how many thinking blocks are in the `messages` of a Messages request, as they stand in its body."""
+    """Return how many thinking blocks are in the `messages` of a Messages request, as written in its body."""
     return len(_BLOCK.findall(messages)) if b'thinking"' in messages else 0
 
 
@@ -83,13 +83,13 @@ def unread(
 ) -> tuple[UnreadableThinking, ...]:
     """Return which of the thinking blocks of a request its target drops, as far as the rules say."""
     ends = [*(origin.start for origin in origins[1:]), blocks]
-    found = []
+    unreadable = []
     for origin, end in zip(origins, ends, strict=False):
-        # Clients may have left out blocks meanwhile: then there are fewer than were counted.
+        # A client can leave out blocks, so that there are fewer than were counted.
         count, reason = min(end, blocks) - origin.start, _why(origin, provider, model, rules)
         if count > 0 and reason is not None:
-            found.append(UnreadableThinking(count, reason, origin.provider, origin.model))
-    return tuple(found)
+            unreadable.append(UnreadableThinking(count, reason, origin.provider, origin.model))
+    return tuple(unreadable)
 
 
 def followed(origins: Sequence[ThinkingOrigin], blocks: int, provider: str, model: str) -> tuple[ThinkingOrigin, ...]:
@@ -111,4 +111,4 @@ def _why(origin: ThinkingOrigin, provider: str, model: str, rules: ThinkingRules
 
 def _matches(model: str, patterns: Sequence[str]) -> bool:
     name = model.lower()
-    return any(fnmatchcase(one, pattern) for pattern in patterns for one in (name, name.rpartition("/")[2]))
+    return any(fnmatchcase(form, pattern) for pattern in patterns for form in (name, name.rpartition("/")[2]))

@@ -1,4 +1,4 @@
-"""Format times for programs."""
+"""Format times for JSON."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since the epoch in UTC, to the millisecond: `2026-01-31T12:00:00.000Z`."""
+    """Return a Unix time as ISO 8601 in UTC, with milliseconds: `2026-01-31T12:00:00.000Z`."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

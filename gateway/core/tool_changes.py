@@ -41,7 +41,7 @@ class ToolChange(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """The characters of all names."""
+        """Return the number of characters of all names."""
         return sum(map(len, (*self.withdrawn, *self.offered)))
 
     def message(self, tools: Collection[str]) -> bytes | None:
@@ -72,7 +72,7 @@ def changes_of(conversation: BoundConversation, remembered: Iterable[ToolChange]
     hashes = conversation.hashes_at(sizes)
     return tuple(
         change
-        for change in sorted(remembered, key=lambda one: one.size)
+        for change in sorted(remembered, key=lambda change: change.size)
         if hashes.get(change.size) == change.received and may_stand_at(conversation, change.size)
     )
 
@@ -115,12 +115,12 @@ def inserted(
     conversation: BoundConversation, changes: Iterable[ToolChange], tools: Collection[str]
 ) -> Mapping[int, Sequence[bytes]]:
     """Return the system messages of these changes by the index of the message that each of them precedes."""
-    found: dict[int, list[bytes]] = {}
+    messages: dict[int, list[bytes]] = {}
     for change in changes:
         message = change.message(tools)
         if message is not None:
-            found.setdefault(conversation.index_of(change.size), []).append(message)
-    return found
+            messages.setdefault(conversation.index_of(change.size), []).append(message)
+    return messages
 
 
 def remember_change(changes: Sequence[ToolChange], change: ToolChange) -> tuple[ToolChange, ...]:
@@ -128,8 +128,8 @@ def remember_change(changes: Sequence[ToolChange], change: ToolChange) -> tuple[
 
     The older half is dropped when they exceed `MAX_CHANGES` or `MAX_NAMES`.
     """
-    kept = [*(one for one in changes if one[:2] != change[:2]), change]
-    while len(kept) > MAX_CHANGES or sum(one.characters for one in kept) > MAX_NAMES:
+    kept = [*(earlier for earlier in changes if earlier[:2] != change[:2]), change]
+    while len(kept) > MAX_CHANGES or sum(earlier.characters for earlier in kept) > MAX_NAMES:
         kept = kept[(len(kept) + 1) // 2 :]
     return tuple(kept)
 

@@ -8,29 +8,29 @@ from typing import Final
 
 from gateway.core.values import dataclass
 
-#: calls whose tools' names are kept in order, the newest
+#: the newest tool calls whose names are kept in order
 MAX_RECENT: Final = 64
 #: tools that are counted by name
 MAX_NAMES: Final = 256
-#: characters of a tool's name that are kept, and of any other foreign name: they stand in records
+#: characters that records keep of a tool name or any other name from a client or provider
 NAME_CHARACTERS: Final = 256
-#: the name under which all others are counted together
+#: the name under which all other tools are counted
 OTHERS: Final = "…"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a session's answers asked for. `recent`: the newest last; `calls`: by name.
+    """The tool calls of a session. `recent`: names, newest last. `calls`: number of calls by name.
 
-    The first `MAX_NAMES` tools that were called are counted by name, all others under `OTHERS`: the sum of `calls` is
-    the number of all of them.
+    The first `MAX_NAMES` tools are counted by name and all others under `OTHERS`, so the sum of `calls` is the number
+    of all calls.
     """
 
     recent: tuple[str, ...] = ()
     calls: Mapping[str, int] = field(default_factory=dict)
 
     def with_calls(self, names: Sequence[str]) -> ToolUse:
-        """This with an answer's calls, in their order."""
+        """Return this with the tool calls of a response added in order."""
         if not names:
             return self
         calls = dict(self.calls)
@@ -41,6 +41,6 @@ class ToolUse:
 
 
 def counted_as(name: str, known: Mapping[str, object], most: int) -> str:
-    """Under which name a tool is counted where `most` have names of their own."""
+    """Return the name under which a tool is counted, if at most `most` tools are counted by name."""
     named = len(known) - (OTHERS in known)
     return name if name in known or named < most else OTHERS

@@ -1,7 +1,7 @@
 """Define the usage of a call, and add it to a session's totals.
 
-The words are OpenTelemetry's: `input_tokens` and `output_tokens` are the whole; cached and reasoning tokens are parts
-of them, never additions. `total_tokens` is the provider's own figure where it gives one: some bill more than the sum.
+The terms are those of OpenTelemetry. Cached, audio and reasoning tokens are part of `input_tokens` or `output_tokens`.
+`total_tokens` is the provider's own number if it reports one, because some providers bill more than the sum.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 
 from gateway.core.values import dataclass
 
-#: Where a call's usage came from. `mixed`: the provider reported one side, the other is our estimate.
+#: Where the usage of a call comes from. `mixed`: the provider reported input or output; the other one is estimated.
 UsageSource = Literal["provider", "estimated", "mixed"]
 
-#: Largest count a JSON number holds exactly; nothing a provider says passes it.
+#: The largest count that a JSON number holds exactly. Larger reported counts are lowered to it.
 MAX_TOKENS = 2**53
 
 
@@ -35,18 +35,18 @@ class Usage:
 
     @classmethod
     def of(cls, input_tokens: int, output_tokens: int) -> Usage:
-        """Usage of which only the two sides are known."""
+        """Return a usage with only input and output tokens."""
         return cls(input_tokens, output_tokens, input_tokens + output_tokens)
 
     def without(self, part: Usage) -> Usage:
-        """What is left beside a part of it."""
+        """Return this usage minus a part of it, at least 0 for each count."""
         names = [field.name for field in fields(self)]
         return Usage(*[max(0, getattr(self, name) - getattr(part, name)) for name in names])
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one call adds to its session. `cost_usd` is None where a price is unknown."""
+    """The usage and cost that one call adds to its session. `cost_usd` is None if the price is unknown."""
 
     usage: Usage
     source: UsageSource
@@ -54,16 +54,16 @@ class Charge:
 
     @property
     def estimated_tokens(self) -> int:
-        """Tokens of this charge that rest, wholly or in part, on an estimate."""
+        """Return the tokens of this charge if any part of them is estimated, or 0."""
         return 0 if self.source == "provider" else self.usage.total_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A session's sums.
+    """The totals of a session.
 
-    `unpriced_calls` > 0 means `cost_usd` is not the whole cost. `trimmed_calls` were sent with `saved_tokens` less than
-    they came with, by our estimate.
+    If `unpriced_calls` > 0, `cost_usd` is not the whole cost. `saved_tokens` is the estimated number of input tokens
+    that trimming saved, in `trimmed_calls` calls.
     """
 
     calls: int = 0
@@ -81,11 +81,11 @@ class Totals:
     cost_usd: Decimal = Decimal(0)
 
     def add(self, charge: Charge, saved_tokens: int = 0) -> Totals:
-        """The totals after `charge` of a call that was sent with `saved_tokens` less than it came with."""
+        """Return the totals plus one call. `saved_tokens`: input tokens that trimming saved."""
         return self._sum(charge, saved_tokens, 1)
 
     def without(self, charge: Charge, saved_tokens: int = 0) -> Totals:
-        """The totals as if a call had not been added; never below zero, should they have begun anew since then."""
+        """Return the totals minus one call. Each is at least 0, because the totals may have been reset since."""
         return _not_negative(self._sum(charge, saved_tokens, -1))
 
     def _sum(self, charge: Charge, saved_tokens: int, sign: int) -> Totals:
@@ -109,7 +109,7 @@ class Totals:
 
     @property
     def source(self) -> UsageSource:
-        """How the totals are graded: all reported, all estimated, or some of each."""
+        """Return whether the usage was reported, estimated, or a mixture of both."""
         if not self.estimated_calls:
             return "provider"
         return "estimated" if self.estimated_calls == self.calls else "mixed"

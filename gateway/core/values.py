@@ -1,9 +1,9 @@
-"""Provide a `dataclass` that mypy checks as frozen, and that costs no more than an ordinary one.
+"""Provide a `dataclass` that mypy checks as frozen, and that is as fast as an ordinary one.
 
-A frozen dataclass sets each of its fields by a call of `object.__setattr__`, which was a sixth of what a small call
-cost here. That nobody changes one is for mypy to see, which takes this for the decorator of the standard library; when
-the program runs, what is declared `frozen` is made as any other and has the hash of its fields. In Python's
-development mode (`python -X dev`) it is frozen then, too.
+A frozen dataclass of the standard library sets each field through `object.__setattr__`, which took a sixth of the time
+of a small call. To mypy this is the standard decorator, so mypy finds assignments to frozen classes. At run time a
+class declared `frozen` is an ordinary dataclass with a hash of its fields. In Python's development mode (`python -X
+dev`) it is really frozen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING or sys.flags.dev_mode:
 else:
 
     def dataclass(*, frozen: bool = False, eq: bool = True, **options: Any) -> Any:
-        """`dataclasses.dataclass`, with its options."""
+        """Make a dataclass, with the options of `dataclasses.dataclass`."""
         return dataclasses.dataclass(eq=eq, unsafe_hash=frozen and eq, **options)
 
 

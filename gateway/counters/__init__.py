@@ -1,1 +1,1 @@
-"""Adapters to tokenizers."""
+"""Count tokens with tokenizers: adapters to tokenizer libraries."""

@@ -1,9 +1,9 @@
 """Find the token counter of a tokenizer by name.
 
-A tokenizer nobody knows is counted with o200k_base, whose counts are within a few per cent of most others' but for
-numbers: the vocabularies of Gemini, Gemma, Mistral and Qwen have a token for each digit, so that o200k_base finds a
-quarter less than they do in tables and logs, and o200k_digits does not. Where o200k_base has no rank file, the
-heuristic counts, in its place or with a token for each digit. Every counter says by its name which it is.
+An unknown tokenizer is replaced by o200k_base, whose counts differ from most others by a few per cent, except for
+numbers. The vocabularies of Gemini, Gemma, Mistral and Qwen have one token per digit, so o200k_base counts a quarter
+too few tokens in their tables and logs. o200k_digits corrects this. Without the rank file of o200k_base, the heuristic
+counts instead. The name of a counter says which one it is.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from gateway.counters import tiktoken
 
 logger = logging.getLogger("gateway")
 
-#: what most models are counted with, and all that nothing is known of
+#: the tokenizer of most models, and of unknown ones
 FALLBACK: Final = "o200k_base"
-#: that, with a token for each digit
+#: the same with one token per digit
 DIGITS: Final = "o200k_digits"
 #: counters that need no rank file
 _BARE: Final = (HeuristicCounter(), CharacterCounter())
-#: tokenizers that are known by a name
+#: names of known tokenizers
 NAMES: Final = (*tiktoken.TABLES, DIGITS, *(counter.name for counter in _BARE))
 
 
 class Counters:
-    """The counters of this machine.
+    """The token counters of this process.
 
     Args:
-        folder: where the rank files lie; None takes the user's TIKTOKEN_CACHE_DIR, and what is not there from litellm's
-            wheel.
+        folder: the folder with the rank files. None: TIKTOKEN_CACHE_DIR, and for missing files the wheel of litellm.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -43,41 +42,42 @@ class Counters:
         self._known: dict[str, TokenCounter] = {counter.name: counter for counter in _BARE}
 
     def add(self, path: str) -> None:
-        """Make a user's own counter known under its dotted path, `package.module:Class`.
+        """Add a user's own counter under its dotted path, `package.module:Class`.
 
         Raises:
-            ConfigError: there is no such thing, or it is no TokenCounter.
+            ConfigError: it cannot be imported, or is not a TokenCounter.
         """
         if path not in self._known:
             self._known[path] = _own_counter(path)
 
     def counter(self, tokenizer: str) -> TokenCounter:
-        """The counter of a tokenizer: exact where its ranks are at hand, else `heuristic`."""
+        """Return the counter of a tokenizer: exact if its rank file is available, otherwise `heuristic`."""
         name = self._name(tokenizer)
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._made(name)
-        return found
+        counter = self._known.get(name)
+        if counter is None:
+            counter = self._known[name] = self._create(name)
+        return counter
 
-    def _made(self, name: str) -> TokenCounter:
+    def _create(self, name: str) -> TokenCounter:
         if name != DIGITS:
-            found = (tiktoken.load(folder, name) for folder in self._folders)
-            return next(filter(None, found), _BARE[0])
+            counters = (tiktoken.load(folder, name) for folder in self._folders)
+            return next(filter(None, counters), _BARE[0])
         base = self.counter(FALLBACK)
         if isinstance(base, tiktoken.TiktokenCounter):
             return base.splitting_digits(DIGITS)
         return HeuristicCounter(splits_digits=True)
 
     def notes(self) -> list[str]:
-        """What is not counted exactly because its ranks are not at hand."""
+        """Return a note for each tokenizer that cannot count exactly because its rank file is missing."""
         return [
-            f"the table {file} is not in litellm's package nor in {tiktoken.FOLDER_VARIABLE}, or damaged: where {name} "
-            "would count, tokens are estimated from characters; install litellm again, or put the file there"
+            f"the rank file {file} is missing or damaged in litellm's package and in "
+            f"{tiktoken.FOLDER_VARIABLE}: tokens "
+            f"of {name} are estimated from characters; reinstall litellm, or put the file there"
             for name, file in tiktoken.missing(self._folders).items()
         ]
 
     def is_loaded(self, tokenizer: str) -> bool:
-        """Whether its counter is at hand; else the first one who asks waits some tenths of a second."""
+        """Return whether the counter is loaded. If not, the first caller waits some tenths of a second."""
         name = self._name(tokenizer)
         return (FALLBACK if name == DIGITS else name) in self._known
 
@@ -86,32 +86,32 @@ class Counters:
 
 
 def is_dotted_path(tokenizer: str) -> bool:
-    """Whether a tokenizer's name is the path of a user's own counter."""
+    """Return whether the name of a tokenizer is the path of a user's own counter."""
     return ":" in tokenizer
 
 
 class _OwnCounter:
-    """A user's counter, of which nothing is taken on trust: no call fails because it does.
+    """A user's own counter. If it fails, the heuristic counts instead, so that no call fails.
 
-    Named by its path too: what it counted must not be taken for the count of another that says its name is the same.
+    Its name includes its path, so that cached counts of two counters with the same name are not confused.
     """
 
-    def __init__(self, path: str, made: TokenCounter) -> None:
-        self.name = f"{made.name} ({path})"
+    def __init__(self, path: str, counter: TokenCounter) -> None:
+        self.name = f"{counter.name} ({path})"
         self._path = path
-        self._made = made
+        self._counter = counter
         self._has_failed = False
 
     def count(self, text: str) -> int:
-        """Tokens of a text, as the user's counter says; where it says nothing of use, as the heuristic does."""
+        """Return the tokens of a text, counted by the user's counter, or by the heuristic if that fails."""
         try:
-            tokens = int(self._made.count(text))
+            tokens = int(self._counter.count(text))
             if tokens < 0:
-                raise ValueError(f"it counted {tokens} tokens")
+                raise ValueError(f"it returned {tokens} tokens")
         except (Exception, SystemExit):
             if not self._has_failed:
                 self._has_failed = True
-                logger.exception("the token counter %s failed; where it does, the heuristic counts", self._path)
+                logger.exception("the token counter %s failed; the heuristic counts instead", self._path)
             return _BARE[0].count(text)
         return tokens
 
@@ -119,10 +119,10 @@ class _OwnCounter:
 def _own_counter(path: str) -> TokenCounter:
     module, _, name = path.partition(":")
     try:
-        made = getattr(importlib.import_module(module), name)()
-        is_one = isinstance(getattr(made, "name", None), str) and callable(getattr(made, "count", None))
+        counter = getattr(importlib.import_module(module), name)()
+        is_counter = isinstance(getattr(counter, "name", None), str) and callable(getattr(counter, "count", None))
     except (Exception, SystemExit) as error:
-        raise ConfigError([f"tokenizer {path}: cannot be made: {type(error).__name__}: {error}"]) from error
-    if not is_one:
-        raise ConfigError([f"tokenizer {path}: is no token counter; it needs a name and count(text) -> int"])
-    return _OwnCounter(path, made)
+        raise ConfigError([f"tokenizer {path}: cannot be created: {type(error).__name__}: {error}"]) from error
+    if not is_counter:
+        raise ConfigError([f"tokenizer {path}: is not a token counter; it needs `name` and `count(text) -> int`"])
+    return _OwnCounter(path, counter)

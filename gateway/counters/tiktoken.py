@@ -1,8 +1,8 @@
 """Count tokens exactly and offline, with tiktoken and the files in litellm's package.
 
-The files are found without importing litellm, checked, and read here: tiktoken itself would delete a damaged file and
-fetch a new one, takes twice as long, and keeps 27 MB of ranks that only building the encoding needs. Nothing here asks
-the network.
+This module finds, checks and reads the rank files itself, without importing litellm and without the network. tiktoken
+would delete a damaged file and download a new one, take twice as long, and keep 27 MB of ranks that are only needed to
+build the encoding.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gateway.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EncodingTable:
-    """What makes an encoding.
+    """The data of an encoding.
 
     Attributes:
-        file: the name tiktoken gives its file of ranks: SHA-1 of the address it would be fetched from.
-        sha256: of that file.
-        pattern: how text is split before it is encoded. It splits as tiktoken's own does, and is written for speed: the
-            alternatives that do not look ahead stand in one group, which the engine below tiktoken (fancy-regex) hands
-            as a whole to an automaton; else it tries one after the other. o200k_base takes 27 % less time so, and
-            cl100k_base, without the possessive quantifiers that the automaton does not know, half.
+        file: the name of its rank file in tiktoken: the SHA-1 of the URL that it is downloaded from.
+        sha256: the SHA-256 of the file.
+        pattern: splits text before it is encoded, with the same result as tiktoken's own pattern. It is faster because
+            all alternatives without lookahead are in one group. The regex engine of tiktoken (fancy-regex) passes the
+            group to an automaton instead of trying each alternative. o200k_base takes 27 % less time. cl100k_base takes
+            half the time, because the automaton does not support its possessive quantifiers, which were removed.
     """
 
     file: str
@@ -40,7 +40,7 @@ class EncodingTable:
     pattern: str
 
 
-#: by encoding
+#: the tables by encoding
 TABLES: Final[Mapping[str, EncodingTable]] = {
     "o200k_base": EncodingTable(
         "fb374d419588a4632f3f557e76b4b70aebbca790",
@@ -57,36 +57,36 @@ TABLES: Final[Mapping[str, EncodingTable]] = {
     ),
 }
 FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
-#: Characters given to tiktoken at once. What takes one word of a million letters 0.5 s takes pieces of it 0.01 s each.
+#: Characters given to tiktoken at once. A word of a million letters takes 0.5 s, and in chunks 0.01 s per chunk.
 _CHUNK: Final = 64_000
-#: Characters of one text that are counted: about a million tokens. What is behind them is taken to be like them.
+#: Characters of one text that are counted: about a million tokens. The rest is assumed to be similar.
 _MOST_COUNTED: Final = 4_000_000
-#: characters from a chunk's end back in which a space is looked for
+#: characters at the end of a chunk that are searched for a space
 _SEAM: Final = 2_000
 _SPACE: Final = re.compile(r"\s(?=\S*\Z)")
-#: bytes of a rank file that are read at once: some milliseconds
+#: bytes of a rank file that are read at once, which takes some milliseconds
 _READ_BYTES: Final = 2**16
-#: each digit as one mark, whatever it is
+#: maps each digit to "1" and any other byte to a space
 _MARKS: Final = bytes(ord("1" if chr(byte) in "0123456789" else " ") for byte in range(256))
 
 
 class TiktokenCounter:
-    """Counts with one encoding. Safe to share between threads; tiktoken releases the interpreter while it works."""
+    """Count tokens with one encoding. Threads can share it; tiktoken releases the interpreter lock while it works."""
 
     def __init__(self, encoding: str, encode: Callable[[str], list[int]]) -> None:
         self.name = f"tiktoken:{encoding}"
         self._encode = encode
 
     def count(self, text: str) -> int:
-        """Tokens of a text; names of special tokens in it are text like any other."""
+        """Return the tokens of a text. Names of special tokens in it count as ordinary text."""
         if len(text) <= _CHUNK:
             return self._size(text)
         if len(text) > _MOST_COUNTED:
-            # No window holds it; what it weighs to the token is not worth the seconds.
+            # No context window holds it, so an exact count is not worth the seconds.
             return round(self.count(text[:_MOST_COUNTED]) * len(text) / _MOST_COUNTED)
         total = start = 0
         while start < len(text):
-            end = _seam(text, start)
+            end = _chunk_end(text, start)
             total += self._size(text[start:end])
             start = end
         return total
@@ -95,28 +95,29 @@ class TiktokenCounter:
         return len(self._encode(chunk))
 
     def splitting_digits(self, encoding: str) -> TiktokenCounter:
-        """The counter of a vocabulary much like this one, but with a token for each digit of a number."""
+        """Return the counter of a similar vocabulary that has one token per digit."""
         return _DigitsCounter(encoding, self._encode)
 
 
 class _DigitsCounter(TiktokenCounter):
-    """Counts what the encoding makes of a text, and each further digit of what it takes for one number."""
+    """Count the tokens of the encoding, plus one for each further digit that it merges into one token."""
 
     def _size(self, chunk: str) -> int:
         return super()._size(chunk) + _further_digits(chunk)
 
 
 def _further_digits(text: str) -> int:
-    """Digits of numbers, less the tokens that the tables above have for them: one for three digits, and for the rest.
+    """Return the digits of all numbers minus the tokens that the encodings use for them: one per three digits.
 
-    Without a list of the numbers: a log is half digits, and a regular expression takes as long for them as tiktoken.
+    The numbers are not searched with a regular expression: half of a log are digits, so it would take as long as
+    tiktoken.
     """
     marks = text.encode("utf-8", "replace").translate(_MARKS)
     return 2 * marks.count(b"111") + marks.replace(b"111", b" ").count(b"11")
 
 
-def _seam(text: str, start: int) -> int:
-    """Where the chunk that begins at `start` ends: before its last space, if there is one near."""
+def _chunk_end(text: str, start: int) -> int:
+    """Return the end of the chunk that begins at `start`: before its last space, if one is near."""
     end = start + _CHUNK
     if end >= len(text):
         return len(text)
@@ -125,46 +126,46 @@ def _seam(text: str, start: int) -> int:
 
 
 def load(folder: Path, encoding: str) -> TiktokenCounter | None:
-    """The counter of an encoding, one for the whole process; None where its ranks are not in this folder, or damaged.
+    """Return the process-wide counter of an encoding, or None if its rank file is missing or damaged.
 
-    The first to ask reads and builds it, all others wait. For the last half of that time tiktoken keeps the interpreter
-    to itself: 0.1 to 0.2 s with o200k_base, half of that with cl100k_base.
+    The first caller loads it, and all others wait. For the second half of that time tiktoken holds the interpreter
+    lock: 0.1 to 0.2 s with o200k_base, half of that with cl100k_base.
     """
     with _LOADING:
-        found = LOADED.get((folder, encoding))
-        if found is None:
-            found = _made(folder, encoding)
-            if found is not None:
-                LOADED[folder, encoding] = found
-    return found
+        counter = LOADED.get((folder, encoding))
+        if counter is None:
+            counter = _build(folder, encoding)
+            if counter is not None:
+                LOADED[folder, encoding] = counter
+    return counter
 
 
-def _made(folder: Path, encoding: str) -> TiktokenCounter | None:
+def _build(folder: Path, encoding: str) -> TiktokenCounter | None:
     table = TABLES[encoding]
     try:
-        import tiktoken  # noqa: PLC0415  # 40 ms, only where something is counted
+        import tiktoken  # noqa: PLC0415  # takes 40 ms, so only if it is needed
 
         with (folder / table.file).open("rb") as file:
             if not _is_whole(file, table):
                 return None
             ranks = _ranks(file)
-        # Ordinary text has no special tokens.
-        made = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
+        # Special tokens in a text count as ordinary text.
+        built = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
     except (ImportError, OSError, ValueError):
         return None
-    # The encoding keeps this dictionary, and works with a copy of its own.
+    # The encoding keeps a reference to this dictionary but works with its own copy.
     ranks.clear()
-    return TiktokenCounter(encoding, made.encode_ordinary)
+    return TiktokenCounter(encoding, built.encode_ordinary)
 
 
 def _is_whole(file: BufferedReader, table: EncodingTable) -> bool:
-    is_so = hashlib.file_digest(file, "sha256").hexdigest() == table.sha256
+    is_whole = hashlib.file_digest(file, "sha256").hexdigest() == table.sha256
     file.seek(0)
-    return is_so
+    return is_whole
 
 
 def missing(folders: Sequence[Path]) -> dict[str, str]:
-    """Encodings whose ranks are in none of these folders undamaged, and the names of their files. Builds nothing."""
+    """Return the encodings without an undamaged rank file in these folders, with the file names. Builds no encoding."""
     return {name: table.file for name, table in TABLES.items() if not any(_has(folder, table) for folder in folders)}
 
 
@@ -177,7 +178,7 @@ def _has(folder: Path, table: EncodingTable) -> bool:
 
 
 def _ranks(file: BufferedReader) -> dict[bytes, int]:
-    """Token -> rank, of a file that has them as lines, the token in base64. Other threads get their turn meanwhile."""
+    """Read lines of a base64 token and its rank. The file is read in pieces, so that other threads can run."""
     ranks: dict[bytes, int] = {}
     while lines := file.readlines(_READ_BYTES):
         words = b"".join(lines).split()
@@ -186,9 +187,9 @@ def _ranks(file: BufferedReader) -> dict[bytes, int]:
 
 
 def rank_folders() -> tuple[Path, ...]:
-    """Where each rank file is looked for, in this order.
+    """Return the folders that are searched for rank files, in order: TIKTOKEN_CACHE_DIR, then litellm's package.
 
-    The user's folder may hold one file and not the other, or none yet: tiktoken would fetch what it lacks.
+    The user's folder can lack files, because tiktoken downloads them when they are first needed.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     folders = (Path(named),) if named else ()
@@ -199,6 +200,6 @@ def rank_folders() -> tuple[Path, ...]:
 
 
 _LOADING: Final = Lock()
-#: by folder and encoding
+#: loaded counters by folder and encoding
 LOADED: Final[dict[tuple[Path, str], TiktokenCounter]] = {}
 _COUNTER: type[TokenCounter] = TiktokenCounter

@@ -32,7 +32,7 @@ from gateway.core.errors import (
 )
 from gateway.core.http.headers import EVENTS, ProviderAddress, is_success
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Store, UpstreamReply
+from gateway.core.ports import Results, UpstreamReply
 from gateway.core.routing import ModelFacts, Route
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
@@ -81,7 +81,7 @@ class Compactions:
     def __init__(
         self,
         *,
-        store: Store,
+        store: Results,
         planner: Planner,
         composer: RequestComposer,
         providers: Mapping[str, ProviderAddress],

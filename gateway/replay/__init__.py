@@ -1,1 +1,1 @@
-"""Read recorded requests, and try other settings on them."""
+"""Replay recorded requests and calls with other settings."""

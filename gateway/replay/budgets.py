@@ -1,9 +1,9 @@
 """Apply the budgets of a configuration to recorded calls.
 
-Each call is held and settled with the functions that the gateway itself uses: `gateway.core.ledger.charging` says what
-to hold, `gateway.core.ledger.arithmetic` whether there is room, and `gateway.core.modes` how tool results would have
-been shown. Calls are taken one after the other, in the order they came, with the recorded usage. A record has no text,
-so what trimming and shorter tool results save is unknown. The result is therefore the most that would have been spent.
+Each call is reserved and settled with the functions of the gateway: `gateway.core.ledger.charging` computes the hold,
+`gateway.core.ledger.arithmetic` checks the budgets, and `gateway.core.modes` chooses how tool results are shown. Calls
+run one after the other in their original order, with the recorded usage. A record has no text, so the savings by
+trimming and by shorter tool results are unknown. The result is therefore the most that would have been spent.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 from gateway.replay.records import ReplayedCall
 
-#: where calls stand that belong to no session
+#: the name for calls without a session
 NO_SESSION: Final = "(no session)"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRules:
-    """What recorded calls are held against. `budget`: input tokens of a call, if lower than configured."""
+    """The settings to apply to recorded calls. `budget`: most input tokens of a call, if lower than configured."""
 
     context: ContextPolicy
     budgets: BudgetPolicy
@@ -68,16 +68,17 @@ class ReplayRules:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What would have become of a call.
+    """The result of a recorded call under the given budgets.
 
     Attributes:
-        number: of the call in its session, from 1.
-        original: input tokens that it came with; None where nobody knows.
-        budget: input tokens it would have been allowed; None: nothing limits it.
-        mode: how its tool results would have been shown.
-        spent: what would have been taken from its budgets.
-        refused: why there would have been no room for it as it came.
-        is_shorter: its answer would have ended earlier.
+        call: the recorded call.
+        number: the number of the call in its session, from 1.
+        original: input tokens of the request as received; None if unknown.
+        budget: input tokens that the call would have been allowed; None: unlimited.
+        mode: how tool results would have been shown.
+        spent: the amount charged to its budgets.
+        refused: why the call, unchanged, would have been refused; None if not.
+        is_shorter: its output would have ended earlier.
     """
 
     call: ReplayedCall
@@ -91,16 +92,16 @@ class ReplayOutcome:
 
     @property
     def over(self) -> int:
-        """Input tokens beyond its budget."""
+        """Return the input tokens beyond the context budget."""
         return max(0, self.original - self.budget) if self.original is not None and self.budget is not None else 0
 
 
 def outcomes(calls: Iterable[ReplayedCall], rules: ReplayRules) -> Iterator[ReplayOutcome]:
-    """What would have become of these calls, in the order they came; one that stands there twice counts once."""
+    """Yield the outcome of each call in the original order. A call that is recorded twice counts once."""
     known = {call.call_id: call for call in calls}
     accounts: dict[AccountKey, Account] = {}
     numbers: dict[SessionKey | None, int] = {}
-    for call in sorted(known.values(), key=lambda one: (one.at, one.call_id)):
+    for call in sorted(known.values(), key=lambda call: (call.at, call.call_id)):
         numbers[call.session] = number = numbers.get(call.session, 0) + 1
         yield _outcome(call, number, accounts, rules)
 
@@ -116,12 +117,12 @@ def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account
     mode = _mode(balance, rules.budgets)
     need = _need(call, facts)
     hold = hold_for(call.call_id, claims, balance, need, clamp=rules.budgets.clamp)
-    found = reserve(accounts, hold, now)
-    if isinstance(found, Refused):
-        needed = usd(found.needed) if found.dimension == "nano_usd" else found.needed
-        why = {**dimension_json(found.balance_of, found.dimension, call.at), "needed": needed}
+    reserved = reserve(accounts, hold, now)
+    if isinstance(reserved, Refused):
+        needed = usd(reserved.needed) if reserved.dimension == "nano_usd" else reserved.needed
+        why = {**dimension_json(reserved.balance_of, reserved.dimension, call.at), "needed": needed}
         return ReplayOutcome(call, number, original, budget, mode, refused=why)
-    granted, changes = found
+    granted, changes = reserved
     accounts.update(changes)
     limit = limit_to_set(hold, granted, need)
     beyond = max(0, charge.usage.output_tokens - limit) if limit is not None else 0
@@ -138,7 +139,7 @@ def _charged(call: ReplayedCall, keys: Mapping[str, KeyLimits]) -> ChargedAccoun
 
 
 def _priced(charge: Charge, facts: ModelFacts) -> Charge:
-    """The charge with a cost, where its record names none and the price is known."""
+    """Return the charge with a cost, computed if the record has none and the price is known."""
     if charge.cost_usd is not None or facts.price is None:
         return charge
     return replace(charge, cost_usd=standard_cost(charge.usage, facts.price))
@@ -149,7 +150,7 @@ def _mode(balance: list[Balance], budgets: BudgetPolicy) -> ResponseMode:
 
 
 def _need(call: ReplayedCall, facts: ModelFacts) -> CallNeed:
-    """What it would have asked for: its input as it was reported, and an answer of whatever length."""
+    """Return the need of the call: its reported input, and an output without limit."""
     usage = call.charge.usage if call.charge is not None else None
     tokens = usage.input_tokens if usage is not None else 0
     has_output = usage is not None and usage.output_tokens > 0
@@ -161,9 +162,9 @@ def _need(call: ReplayedCall, facts: ModelFacts) -> CallNeed:
 
 @dataclass(slots=True)
 class BudgetSums:
-    """What the calls of a session, or of all, come to.
+    """The sums of the calls of a session, or of all sessions.
 
-    `cached` and `cost_usd` are None where a record does not say them. `modes`: the first call in each stricter mode.
+    `cached` and `cost_usd` are None if a record lacks them. `modes`: the first call in each mode other than raw.
     """
 
     calls: int = 0
@@ -182,7 +183,7 @@ class BudgetSums:
     spent: Amount = NOTHING
 
     def add(self, outcome: ReplayOutcome) -> None:
-        """One more call."""
+        """Add a call."""
         self.calls += 1
         if outcome.over:
             self.over.append(outcome)
@@ -198,9 +199,9 @@ class BudgetSums:
         self.cached = self.cached + cached if self.cached is not None and cached is not None else None
         known = self.cost_usd is not None and charge.cost_usd is not None
         self.cost_usd = (self.cost_usd or 0) + (charge.cost_usd or Decimal(0)) if known else None
-        self._budgeted(outcome)
+        self._add_budget_outcome(outcome)
 
-    def _budgeted(self, outcome: ReplayOutcome) -> None:
+    def _add_budget_outcome(self, outcome: ReplayOutcome) -> None:
         if outcome.mode != "raw":
             self.modes.setdefault(outcome.mode, outcome)
         if outcome.refused is not None:
@@ -211,11 +212,11 @@ class BudgetSums:
 
     @property
     def most_over(self) -> int:
-        """The most tokens that a call had beyond its context budget."""
-        return max((one.over for one in self.over), default=0)
+        """Return the most tokens by which a call exceeded its context budget."""
+        return max((outcome.over for outcome in self.over), default=0)
 
     def as_json(self) -> dict[str, Any]:
-        """The sums, for programs."""
+        """Return the sums as JSON."""
         cached = self.cached / self.input if self.cached is not None and self.input else None
         return {
             "calls": self.calls,
@@ -232,7 +233,7 @@ class BudgetSums:
             "over_context_budget": {
                 "calls": len(self.over),
                 "most": self.most_over,
-                "tokens": sum(one.over for one in self.over),
+                "tokens": sum(outcome.over for outcome in self.over),
             },
             "refused_calls": self.refused,
             "shorter_answers": self.shorter,
@@ -240,17 +241,18 @@ class BudgetSums:
         }
 
     def places_json(self) -> dict[str, Any]:
-        """For one session: its first call in each mode, the first refused, and those over their context budget."""
+        """Return the first call in each mode, the first refused call, and calls over their context budget."""
         first = self.first_refused
         return {
             "modes": {mode: _place(self.modes[mode]) for mode in MODES if mode in self.modes},
             "first_refused": {**_place(first), **(first.refused or {})} if first is not None else None,
             "calls_over": [
-                {**_place(one), "tokens": one.original, "budget": one.budget, "over": one.over} for one in self.over
+                {**_place(call), "tokens": call.original, "budget": call.budget, "over": call.over}
+                for call in self.over
             ],
         }
 
 
 def _place(outcome: ReplayOutcome) -> dict[str, Any]:
-    """Which call it is."""
+    """Return the number, request id and time that identify a call."""
     return {"call": outcome.number, "request_id": outcome.call.request_id, "at": time_text(outcome.call.at)}

@@ -1,7 +1,7 @@
 """Read recorded calls from a store, from the API or from the JSON log.
 
-A line is one record as `GET /api/calls/{id}` gives it, a page of them (`{"calls": […]}`), or a line of the log. The log
-says less: neither cached tokens nor the cost.
+A line is one record from `GET /api/calls/{id}`, a page of records (`{"calls": […]}`), or a line of the log. The log has
+neither cached tokens nor the cost.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 
 from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
-from gateway.core.ports import Store
+from gateway.core.ports import Sessions, Store
 from gateway.core.record import CallRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Usage, UsageSource
 from gateway.core.values import dataclass
 
-#: sessions, and records of one, that a store is asked for at once
+#: sessions, or records of a session, that are read at once
 _PAGE: Final = 1000
-#: what tells a request from a record
+#: fields that a request has and a record has not
 _REQUEST: Final = ("messages", "input", "prompt", "body", "request")
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
@@ -31,15 +31,15 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """One call as its record tells it.
+    """A recorded call.
 
     Attributes:
-        at: when it came, seconds since the epoch.
-        charge: what was added to its session; None: nothing.
-        original: input tokens of the request as it came; None where it was not weighed.
-        sent: the same of the request as it was sent.
-        accounts: all that it was charged to; empty where the record does not say.
-        has_details: the record also says what was cached and paid.
+        at: Unix time in seconds.
+        charge: the charge of its session; None: none.
+        original: input tokens of the request as received; None if they were not counted.
+        sent: input tokens of the request as sent; None if they were not counted.
+        accounts: all accounts that it was charged to; empty if the record does not have them.
+        has_details: the record contains cached tokens and cost.
     """
 
     call_id: str
@@ -57,7 +57,7 @@ class ReplayedCall:
 
 
 def noted(record: CallRecord) -> ReplayedCall:
-    """A record as a store has it."""
+    """Convert a record of a store."""
     context = record.context
     return ReplayedCall(
         call_id=record.call_id,
@@ -75,10 +75,10 @@ def noted(record: CallRecord) -> ReplayedCall:
 
 
 async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> AsyncIterator[ReplayedCall]:
-    """The records of these sessions, or of all.
+    """Yield the records of these sessions, or of all.
 
     Raises:
-        StoreUnavailable: they cannot be read.
+        StoreUnavailable: the store cannot be read.
     """
     keys = sessions if sessions is not None else [key async for key in _sessions(store)]
     for key in keys:
@@ -89,7 +89,7 @@ async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> Asy
             before = page[-1].call_id
 
 
-async def _sessions(store: Store) -> AsyncIterator[SessionKey]:
+async def _sessions(store: Sessions) -> AsyncIterator[SessionKey]:
     cursor: str | None = None
     while True:
         page = await store.sessions(None, _PAGE, cursor, "recent")
@@ -101,24 +101,24 @@ async def _sessions(store: Store) -> AsyncIterator[SessionKey]:
 
 
 def values_in(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[tuple[int, Any]]:
-    """(line number, JSON value) of lines that are not empty. `complain` is told of those that are no JSON."""
+    """Yield line number and JSON value of each line that is not empty. `complain` receives invalid lines."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            complain(number, f"is no JSON: {error.msg} (column {error.colno})")
+            complain(number, f"is not JSON: {error.msg} (column {error.colno})")
         except ValueError as error:
-            complain(number, f"is no JSON: {error}")
+            complain(number, f"is not JSON: {error}")
         except RecursionError:
-            complain(number, "is nested too deep")
+            complain(number, "is nested too deeply")
         else:
             yield number, value
 
 
 def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -> Iterator[ReplayedCall]:
-    """The records in these lines. `complain` is told of lines that hold none; they are passed over."""
+    """Yield the records in these lines. Lines without one are skipped and passed to `complain`."""
     for number, value in values_in(lines, complain):
         try:
             yield from _records_in(value)
@@ -127,29 +127,29 @@ def read_records(lines: Iterable[bytes], complain: Callable[[int, str], None]) -
 
 
 def _records_in(value: Any) -> list[ReplayedCall]:
-    """The records that a line holds.
+    """Return the records in the value of a line.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the value has none.
     """
     if not isinstance(value, dict):
-        raise ValueError("is no JSON object")  # noqa: TRY004  # of a line of text
+        raise ValueError("is not a JSON object")  # noqa: TRY004  # an invalid line of text
     if isinstance(value.get("calls"), list):
-        return [_shown(one) for one in value["calls"]]
+        return [_shown(call) for call in value["calls"]]
     if "event" in value:
         return [_logged(value)] if value["event"] == "call" else []
     if "call_id" not in value and any(name in value for name in _REQUEST):
-        raise ValueError("holds a request and no record of a call: leave --records out for it")
+        raise ValueError("is a request, not a record of a call: leave out --records")
     return [_shown(value)]
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is a record, or a page of them, and nothing else that could be meant."""
+    """Return whether a value is a record or a page of records."""
     return isinstance(value, dict) and ("call_id" in value or isinstance(value.get("calls"), list))
 
 
 class _Usage(msgspec.Struct):
-    """`usage` of a call at the API."""
+    """The field `usage` of a call in the API."""
 
     input_tokens: _Tokens
     output_tokens: _Tokens
@@ -160,7 +160,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Context(msgspec.Struct):
-    """`context` of a call at the API."""
+    """The field `context` of a call in the API."""
 
     tokens: _Tokens
     original_tokens: _Tokens
@@ -168,7 +168,7 @@ class _Context(msgspec.Struct):
 
 
 class _Shown(msgspec.Struct):
-    """A call at the API."""
+    """A call in the API."""
 
     call_id: str
     request_id: str
@@ -253,12 +253,12 @@ def _logged(value: Any) -> ReplayedCall:
 
 
 def _session(text: str) -> SessionKey:
-    """A session as whoever sees all is shown it: `ID`, or `KEY/ID`.
+    """Parse the name of a session as shown to the admin: `ID` or `KEY/ID`.
 
     Raises:
-        ValueError: it is no name of a session.
+        ValueError: the text cannot be the name of a session.
     """
     key = SessionKey.parse(text)
     if key is None:
-        raise ValueError("names no session that there could be")
+        raise ValueError("has an impossible session name")
     return key

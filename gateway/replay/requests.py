@@ -1,9 +1,9 @@
-"""Trim recorded requests with a configuration, and compute what that costs.
+"""Trim recorded requests with a configuration, and compute their cost.
 
-Nothing is sent, no model is called. A line of a recording is a request body, or an object that holds one as `body` or
-`request`; `session` (or what the body itself says) tells conversations apart. What a provider would have cached is
-reckoned as its prompt cache works: the messages that stand unchanged at the beginning of the request before, from
-1,024 tokens on (https://platform.openai.com/docs/guides/prompt-caching).
+Nothing is sent and no model is called. A line of a recording is a request body, or an object with one in `body` or
+`request`. `session`, or the session id in the body, distinguishes conversations. The cached tokens are computed like
+those of a provider's prompt cache: the common prefix of messages with the request before, if it has at least 1,024
+tokens (https://platform.openai.com/docs/guides/prompt-caching).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from gateway.core.views import VIEWED
 from gateway.dialects.opening import opening_items
 from gateway.replay.records import is_record, values_in
 
-#: tokens from which on a provider caches the beginning of a prompt
+#: the shortest prefix of a prompt that a provider caches, in tokens
 _LEAST_CACHED: Final = 1_024
-#: where a line may hold its body
+#: fields of a line that can hold its body
 _BODIES: Final = ("body", "request")
 _SESSIONS: Final = ("session", "session_id")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request of a recording. `line`: where it stands."""
+    """One request of a recording. `line`: its line number."""
 
     line: int
     session: str
@@ -52,7 +52,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class SentRequest:
-    """A request as it would go out. `cached`: of its tokens, those the provider would have had already."""
+    """The cost of a request. `cached`: those of its tokens that the provider would read from its cache."""
 
     tokens: int
     cached: int
@@ -61,15 +61,15 @@ class SentRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """One request and what would have become of it.
+    """The result of one request.
 
     Attributes:
-        original: sent as it came.
-        sent: sent as it was decided; None where it would have been refused.
-        budget: input tokens it was allowed; None: nothing limits it.
+        original: the request sent unchanged.
+        sent: the request after trimming; None if it would have been refused.
+        budget: the input tokens that it was allowed; None: unlimited.
         trimmed: number of messages by the rule that changed them.
-        cut: it does not begin with all that was sent of the request before it.
-        refusal: why it would have been refused.
+        cut: its prefix is not all of what was sent for the request before it.
+        refusal: why it would have been refused; None if not.
     """
 
     session: str
@@ -84,9 +84,9 @@ class ReplayedTurn:
 def read_lines(
     lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, str], None]
 ) -> Iterator[RecordedRequest]:
-    """The requests of a recording, in order. `whole`: each is a whole conversation, of which every call is made anew.
+    """Yield the requests of a recording in order. Lines without one are skipped and passed to `complain`.
 
-    `complain` is told of lines that hold no request; they are passed over.
+    `whole`: each line is a whole conversation, and all its calls are yielded.
     """
     for number, value in values_in(lines, complain):
         try:
@@ -95,28 +95,28 @@ def read_lines(
             complain(number, str(error))
             continue
         bodies = _turns(body) if whole else [body]
-        for one in bodies:
+        for call_body in bodies:
             try:
-                written = json.dumps(one, ensure_ascii=False).encode()
+                raw = json.dumps(call_body, ensure_ascii=False).encode()
             except UnicodeEncodeError:
-                complain(number, "holds half a character (a lone surrogate), which no provider takes")
+                complain(number, "contains half a character (a lone surrogate), which no provider accepts")
                 break
-            yield RecordedRequest(number, session or _session_of(one, number), written)
+            yield RecordedRequest(number, session or _session_of(call_body, number), raw)
 
 
 def _request_in(value: Any) -> tuple[str | None, dict[str, Any]]:
-    """Session, where one is named, and body.
+    """Return the named session, or None, and the body.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no body.
     """
     if not isinstance(value, dict):
-        raise ValueError("is no JSON object")  # noqa: TRY004  # of a line of text
+        raise ValueError("is not a JSON object")  # noqa: TRY004  # an invalid line of text
     body = next((value[name] for name in _BODIES if isinstance(value.get(name), dict)), value)
     if not any(name in body for name in ITEMS.values()):
         if is_record(value):
-            raise ValueError("is a record of a call, which holds no text: read it with --records")
-        raise ValueError('holds no request: neither "messages" nor "input" nor "prompt"')
+            raise ValueError("is a record of a call, which has no text: use --records")
+        raise ValueError('is not a request: it has neither "messages" nor "input" nor "prompt"')
     if body is value:
         return None, body
     return next((value[name] for name in _SESSIONS if isinstance(value.get(name), str)), None), body
@@ -134,21 +134,21 @@ def _session_of(body: Mapping[str, Any], number: int) -> str:
 
 
 def _turns(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The calls that a whole conversation was made of: one for each answer of the model, and the one that came last."""
+    """Yield the calls of a whole conversation: one per response of the model, and one for what follows it."""
     name = next((name for name in ("messages", "input") if isinstance(body.get(name), list)), None)
     if name is None:
         yield body
         return
     items = body[name]
     for index in range(1, len(items)):
-        if _is_answer(items[index]) and not _is_answer(items[index - 1]):
+        if _is_from_model(items[index]) and not _is_from_model(items[index - 1]):
             yield {**body, name: items[:index]}
-    if not items or not _is_answer(items[-1]):
+    if not items or not _is_from_model(items[-1]):
         yield body
 
 
-def _is_answer(item: Any) -> bool:
-    """Whether the model said it."""
+def _is_from_model(item: Any) -> bool:
+    """Return whether the model produced an item."""
     if not isinstance(item, dict):
         return False
     kind = item.get("type")
@@ -158,7 +158,7 @@ def _is_answer(item: Any) -> bool:
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of a session while it is replayed."""
+    """The state of a session during a replay."""
 
     remembered: Remembered = field(default_factory=Remembered)
     original: Sequence[bytes] = ()
@@ -166,9 +166,9 @@ class _Session:
 
 
 class Replay:
-    """Replays requests, of any number of sessions, in the order they are given.
+    """Replay requests of any number of sessions, in the given order.
 
-    `budget`: input tokens of a call, if lower than what the configuration says; `model`: to plan for, instead of each
+    `budget`: most input tokens of a call, if lower than configured. `model`: the model to assume instead of the
     request's own.
     """
 
@@ -179,11 +179,11 @@ class Replay:
         self._sessions: dict[str, _Session] = {}
 
     async def turn(self, recorded: RecordedRequest) -> ReplayedTurn:
-        """What would have become of a request.
+        """Return the result of a request.
 
         Raises:
-            InvalidRequest: it is no request that could be weighed.
-            UnknownModel: nobody serves its model.
+            InvalidRequest: its tokens cannot be counted.
+            UnknownModel: no provider serves its model.
         """
         known = self._sessions.setdefault(recorded.session, _Session())
         call, asked = self._inspector.read(recorded.body, model=self._model, options=self._options)
@@ -203,7 +203,7 @@ class Replay:
         return ReplayedTurn(recorded.session, original, sent, plan.context.budget, plan.context.trimmed, is_cut)
 
     async def _sent(self, asked: PlanRequest, before: Sequence[bytes]) -> tuple[SentRequest, Sequence[bytes], bool]:
-        """A request as it would go out; its messages; whether it no longer begins with those `before` it."""
+        """Return the cost of a request, its messages, and whether they lack the prefix `before`."""
         counted = await self._inspector.count(asked, Remembered(), ["items"])
         messages = [plain(raw) for raw in asked.contents.messages or ()]
         same = sum(1 for _ in takewhile(bool, map(eq, messages, before)))
@@ -217,7 +217,7 @@ class Replay:
 
 @dataclass(slots=True)
 class RequestSums:
-    """What all turns of a session, or of all, come to. `cost_usd` is None where a price is unknown."""
+    """The sums of the turns of a session, or of all sessions. Costs are None if a price is unknown."""
 
     turns: int = 0
     refused: int = 0
@@ -232,7 +232,7 @@ class RequestSums:
     rules: Counter[str] = field(default_factory=Counter)
 
     def add(self, turn: ReplayedTurn) -> None:
-        """One more turn. A refused one sends nothing; what it came with is left out of both sides."""
+        """Add a turn. A refused turn sends nothing, so its original tokens are not added either."""
         self.turns += 1
         if turn.sent is None:
             self.refused += 1
@@ -248,7 +248,7 @@ class RequestSums:
         self.rules.update(turn.trimmed)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the sums as JSON."""
         return {
             "requests": self.turns,
             "refused": self.refused,
@@ -264,8 +264,8 @@ class RequestSums:
         }
 
 
-def _plus(total: Decimal | None, one: Decimal | None) -> Decimal | None:
-    return total + one if total is not None and one is not None else None
+def _plus(total: Decimal | None, cost: Decimal | None) -> Decimal | None:
+    return total + cost if total is not None and cost is not None else None
 
 
 def _usd(value: Decimal | None) -> str | None:

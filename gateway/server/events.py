@@ -21,7 +21,7 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from gateway.core import errors
-from gateway.core.ports import Store
+from gateway.core.ports import Calls
 from gateway.core.stored import LatestCalls, Settled
 from gateway.server.auth import Access
 from gateway.server.handling import ServerRules, accessed, wrapped
@@ -100,7 +100,7 @@ class EventsApi:
 
     def __init__(
         self,
-        store: Store,
+        store: Calls,
         rules: Callable[[], ServerRules],
         *,
         look_s: float = _POLL_S,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ports import Store
+from gateway.core.ports import ClientKeys
 from gateway.core.stored import StoredKey
 
 logger = logging.getLogger("gateway")
@@ -35,7 +35,7 @@ class KeyRing:
 
     def __init__(
         self,
-        store: Store,
+        store: ClientKeys,
         clock: Callable[[], float] = time.monotonic,
         *,
         is_unavailable: Callable[[], bool] = lambda: False,

@@ -33,7 +33,7 @@ from gateway.core.ledger.arithmetic import (
 )
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Ledger, Observer, Sessions, Store
 from gateway.core.steps import Agent
 from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
@@ -309,14 +309,14 @@ def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
     return {"id": key.shown(access.namespace), "deleted": True}
 
 
-async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
+async def placed_json(store: Sessions, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
     """Return the step state of each agent of a session."""
     remembered = await store.remembered(key)
     return steps_json(remembered.state, agents)
 
 
 async def rows_of(
-    store: Store, views: Sequence[SessionView], policy: BudgetPolicy, access: Access, unread: UnreadSessions
+    store: Ledger, views: Sequence[SessionView], policy: BudgetPolicy, access: Access, unread: UnreadSessions
 ) -> list[dict[str, Any]]:
     """Return sessions as rows of a list, without sessions whose accounts cannot be read."""
     try:
@@ -334,7 +334,7 @@ async def rows_of(
     ]
 
 
-async def balances_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
+async def balances_of(store: Ledger, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
     """Return the balances of sessions, with limits from the configuration or set for a single session."""
     return await store.balances([Claim(key.account, policy.session) for key in sessions])
 

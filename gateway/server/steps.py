@@ -8,7 +8,7 @@ from typing import Any
 from gateway.call.observers import tell_step
 from gateway.core import errors
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Observer, Sessions
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
 from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Step, StepState
@@ -94,7 +94,7 @@ def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting
 
 
 async def set_step(
-    store: Store, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
+    store: Sessions, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
 ) -> SessionState:
     """Set the step of a session and notify the observers. `at`: Unix time in seconds. Return the new state."""
     agent, before = setting.agent, _INITIAL

@@ -27,7 +27,7 @@ from gateway.core.http.gateway_headers import AGENT
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger.charging import remaining_fraction
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Observer, RecordRefused, Store
+from gateway.core.ports import Observer, RecordRefused, Sessions
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, moved
@@ -90,7 +90,7 @@ class Steps:
         self,
         *,
         agents: Mapping[str, Agent],
-        store: Store,
+        store: Sessions,
         planner: Planner,
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],

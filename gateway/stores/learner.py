@@ -20,7 +20,7 @@ from gateway.core.context_budget import LengthLimit
 from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.refusals import Allowance
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Lessons, Observer
 from gateway.core.record import CallRecord
 from gateway.core.stored import Lesson
 from gateway.core.usage import Totals
@@ -88,7 +88,7 @@ class Learner(Observer):
     """
 
     def __init__(
-        self, store: Store, write_after_s: float = _WRITE_AFTER_S, now: Callable[[], float] = time.time
+        self, store: Lessons, write_after_s: float = _WRITE_AFTER_S, now: Callable[[], float] = time.time
     ) -> None:
         self._store = store
         self._write_after_s = write_after_s

@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import NOTHING, Granted, Hold, Refused, units_left
-from gateway.core.ports import RecordRefused, Store
+from gateway.core.ports import Ledger, RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
 
@@ -132,7 +132,7 @@ class Leases:
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         settle: Callable[[CallRecord], Awaitable[object]],
         *,
         lease_s: float,

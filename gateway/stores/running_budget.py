@@ -12,13 +12,13 @@ import msgspec
 
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import BudgetPolicy
-from gateway.core.ports import Store
+from gateway.core.ports import Lessons
 
 #: key of the budget among the learned values
 _KEY: Final = "served/session-budget"
 
 
-async def save_running_budget(store: Store, policy: BudgetPolicy) -> None:
+async def save_running_budget(store: Lessons, policy: BudgetPolicy) -> None:
     """Save the budget of sessions. Learned values expire, so this is repeated.
 
     Raises:
@@ -28,7 +28,7 @@ async def save_running_budget(store: Store, policy: BudgetPolicy) -> None:
     await store.learn({_KEY: lambda _: noted})
 
 
-async def with_running_budget(store: Store, policy: BudgetPolicy) -> BudgetPolicy:
+async def with_running_budget(store: Lessons, policy: BudgetPolicy) -> BudgetPolicy:
     """Return the policy with the budget that was saved last, or unchanged if none was.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the bench finds wrong. That it finds nothing where all is right, and its figures: tests/cli/test_bench.py."""
+"""Test the problems that the bench reports. tests/cli/test_bench.py tests its results."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_a_session_whose_total_is_not_what_its_answers_said_is_seen(
 def test_answers_that_differ_and_calls_that_were_not_made_are_wrong(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    cut = Workload("cut", 1, 2, warm_up=0, is_cut=True)
+    cut = Workload("cut", 1, 2, warm_up=0, is_trimmed=True)
     bench = Bench(mock_server.url, gateway_server(mock_server.url).url)
     assert bench.measured(0, cut, nobody).wrong == 2
-    assert bench.problems == ["cut: it was to be cut, and was not"] * 2
+    assert bench.problems == ["cut: the request was not trimmed"] * 2
 
 
 def test_a_quick_run_has_all_workloads_with_fewer_calls() -> None:

@@ -1,4 +1,4 @@
-"""The processes of the bench: what they leave behind, and what is said where they do not start."""
+"""Test the processes of the bench: how they end, and the message if they do not start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answers(url: str) -> bool:
     return False
 
 
-def test_a_provider_is_there_until_it_is_left() -> None:
+def test_provider_runs_inside_its_context() -> None:
     with servers.provider() as url:
         assert answers(url)
     assert not answers(url)

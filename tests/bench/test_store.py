@@ -1,4 +1,4 @@
-"""What the bench holds and settles."""
+"""Test the store measurement of the bench."""
 
 from __future__ import annotations
 

@@ -163,4 +163,4 @@ def test_more_rows_than_the_limit_are_announced(gateway_command: Commands) -> No
 def test_a_broken_configuration_ends_with_2(gateway_command: Commands) -> None:
     done = gateway_command("models", "-c", gateway_command.file("stroe: {}"))
     assert (done.code, done.out) == (2, "")
-    assert "stroe: there is no such key" in done.err
+    assert "stroe: unknown key" in done.err

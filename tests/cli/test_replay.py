@@ -302,7 +302,7 @@ def test_requests_and_records_are_distinguished(recording: Path, played: Played,
     assert "calls.jsonl, line 1: is a record of a call" in mixed.err
     done = gateway_command("replay", "--records", recording)
     assert done.code == 1
-    assert "requests.jsonl, line 1: holds a request" in done.err
+    assert "requests.jsonl, line 1: is a request" in done.err
     assert "no record of a call" in done.err
 
 

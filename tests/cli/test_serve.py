@@ -326,7 +326,7 @@ def test_a_host_that_cannot_be_one_is_a_problem_of_the_configuration(host: str, 
     done = gateway_command("serve", "--mock", "--store", "memory://", "--port", "0", "--host", host)
     assert (done.code, done.out) == (2, "")
     assert len(done.err.splitlines()) == 1
-    assert done.err.startswith("server.host: is no address, and cannot be the name of one")
+    assert done.err.startswith("server.host: is neither an address nor a host name")
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_variables_that_set_nothing_are_named_in_one_warning(serving: Serve) -> 
     (line,) = (line for line in gateway.log.splitlines() if "GATEWAY_" in line)
     warning = json.loads(line)
     assert warning["level"] == "warning"
-    assert "GATEWAY_SERVER_PROT: this variable sets nothing" in warning["message"]
+    assert "GATEWAY_SERVER_PROT: this variable has no effect" in warning["message"]
     assert "did you mean GATEWAY_SERVER_PORT?" in warning["message"]
     assert "GATEWAY_NOPE" in warning["message"]
     assert SECRET not in gateway.log
@@ -537,7 +537,7 @@ def test_sighup_with_a_broken_file_changes_nothing_and_reports_it(
         says(gateway, "not reloaded", times)
         assert gateway.web.chat("s").status == 200
     assert len(mock.calls) == 4
-    assert "stroe: there is no such key (did you mean store?)" in gateway.log
+    assert "stroe: unknown key (did you mean store?)" in gateway.log
     assert gateway.process.poll() is None
 
 

@@ -61,7 +61,7 @@ def test_a_variable_that_sets_nothing_is_a_note_and_no_problem(gateway_command: 
     env = {"GATEWAY_SERVER_PROT": "sk-hunter2", "GATEWAY_SERVICE_HOST": "10.0.0.1"}
     done = gateway_command("check", env=env)
     assert (done.code, done.out) == (0, "")
-    note = "GATEWAY_SERVER_PROT: this variable sets nothing: there is no such key (did you mean GATEWAY_SERVER_PORT?)"
+    note = "GATEWAY_SERVER_PROT: this variable has no effect: unknown key (did you mean GATEWAY_SERVER_PORT?)"
     assert done.err.splitlines()[1] == note
     assert done.err.count("GATEWAY_") == 2
     assert note in json.loads(gateway_command("check", "--json", env=env).out)["notes"]
@@ -83,7 +83,7 @@ def test_a_file_in_the_folder_is_found_and_named(gateway_command: Commands) -> N
 def test_a_file_named_by_the_environment_is_read(gateway_command: Commands) -> None:
     file = gateway_command.file("stroe: {}")
     done = gateway_command("check", env={"GATEWAY_CONFIG": str(file)})
-    assert (done.code, done.out) == (3, "stroe: there is no such key (did you mean store?)\n")
+    assert (done.code, done.out) == (3, "stroe: unknown key (did you mean store?)\n")
 
 
 def test_all_problems_are_reported_at_once_with_key_and_remedy(gateway_command: Commands) -> None:
@@ -99,7 +99,7 @@ def test_problems_as_json(gateway_command: Commands) -> None:
     done = gateway_command("check", "--json", "-c", gateway_command.file("stroe: {}"))
     assert done.code == 3
     assert json.loads(done.out) == {
-        "problems": ["stroe: there is no such key (did you mean store?)"],
+        "problems": ["stroe: unknown key (did you mean store?)"],
         "notes": [],
     }
     right = gateway_command("check", "--json")
@@ -111,15 +111,15 @@ def test_problems_as_json(gateway_command: Commands) -> None:
     ("text", "said"),
     [
         ("server: [", "not valid YAML"),
-        ("- a\n- b", "must hold keys and values"),
+        ("- a\n- b", "must contain keys and values"),
         ("server: {port: 99999}", "server.port: "),
         ("server: 7", "server: "),
         ("providers: [openai]", "providers: "),
         ("models: gpt-4", "models: "),
-        ("? " + "a" * 100_000 + "\n: 1", "there is no such key"),
+        ("? " + "a" * 100_000 + "\n: 1", "unknown key"),
         ("server: &a {port: *a}", ""),
         ("server: {max_body_mb: .inf}", "server.max_body_mb: "),
-        ("auth: {}\nauth: {}", "auth: stands here twice"),
+        ("auth: {}\nauth: {}", "auth: is set twice"),
         ("sessions: {id_headers: [bad header]}", "sessions.id_headers: "),
     ],
 )
@@ -140,7 +140,7 @@ def test_file_that_is_not_text_is_a_problem(gateway_command: Commands) -> None:
 def test_a_missing_file_is_a_problem_with_its_remedy(gateway_command: Commands) -> None:
     done = gateway_command("check", "-c", "missing.yaml")
     assert done.code == 3
-    assert done.lines == ["missing.yaml: there is no such file; write one with: gateway init missing.yaml"]
+    assert done.lines == ["missing.yaml: there is no such file; create it with: gateway init missing.yaml"]
 
 
 def test_wrong_usage_of_check_ends_with_2(gateway_command: Commands) -> None:

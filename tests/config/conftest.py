@@ -1,4 +1,4 @@
-"""A text as gateway.yaml, in an environment of its own."""
+"""Load a text as gateway.yaml, with its own environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Problems = Callable[..., list[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Load:
-    """Loads a text with these variables and flags and no others."""
+    """Load a text with only these variables and flags."""
 
     def run(
         text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
@@ -30,7 +30,7 @@ def loaded(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def problems(loaded: Load) -> Problems:
-    """What is wrong with a text; nothing, where it is loaded."""
+    """Return the errors of a text; empty if it loads."""
 
     def run(text: str = "", environment: Mapping[str, str] | None = None) -> list[str]:
         try:

@@ -32,7 +32,7 @@ def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"url": "app.example"}, "url: must be an address like https://app.example/hooks/gateway"),
+        ({"url": "app.example"}, "url: must be a URL like https://app.example/hooks/gateway"),
         ({"url": "ftp://app.example"}, "url: must be"),
         ({"url": "https://"}, "url: must be"),
         ({"url": "https://app.example:99999/"}, "url: must be"),
@@ -49,10 +49,10 @@ def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None
         ({"headers": {"webhook-signature": "c"}}, "headers: "),
         ({"headers": {"Content-Length": "1"}}, "headers: "),
         ({"headers": {"x": "a\r\nb: c"}}, "headers: "),
-        ({"method": "GET"}, "method: there is no such key"),
+        ({"method": "GET"}, "method: unknown key"),
     ],
 )
-def test_what_is_wrong_with_a_webhook_is_named(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_invalid_webhook_is_refused_with_reason(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, {"webhooks": [HOOK, {**HOOK, **changed}]})
     [found] = error.value.problems
@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_webhook_is_named(changed: dict[str, Any], problem:
         {"headers": "very-secret"},
     ],
 )
-def test_no_complaint_repeats_what_may_be_secret(changed: dict[str, Any], tmp_path: Path) -> None:
+def test_errors_do_not_repeat_secrets(changed: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, {"webhooks": [{**HOOK, **changed}]})
     assert "very-secret" not in str(error.value)
@@ -87,7 +87,7 @@ def test_an_observer_is_named_by_its_dotted_path(path: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", ["a", "", "a..b", ".a", "a.b.", "a/b.C", "a.b:C.d", "1a.b"])
-def test_what_is_no_dotted_path_is_refused(path: str, tmp_path: Path) -> None:
+def test_invalid_dotted_path_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, {"observers": [path]})
     assert error.value.problems == ["callbacks.observers: must be dotted paths like package.module.Class"]

@@ -1,4 +1,4 @@
-"""Complaints are in words of the file, one for each fault, and repeat nothing that may be a secret."""
+"""Test configuration errors: one per mistake, in terms of the file, and without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.config.conftest import Problems
 SECRET = "hunter2"
 MAPPING = "input should be keys and values, like {a: b}"
 LIST = "input should be a list, like [a, b]"
-QUOTES = 'between brackets a text with ${NAME} needs quotes, like {url: "${NAME}"}'
+QUOTES = 'inside brackets a text with ${NAME} needs quotes, like {url: "${NAME}"}'
 MARKS = "a text that begins with *, & or ! needs quotes"
 
 
@@ -32,7 +32,7 @@ MARKS = "a text that begins with *, & or ! needs quotes"
         *(
             (
                 f"server: {{cors_origins: ['{pattern}']}}",
-                "server.cors_origins: an origin is compared as a whole and no pattern; name each, like https://app.example",
+                "server.cors_origins: an origin cannot be a pattern; list each one in full, like https://app.example",
             )
             for pattern in ("*", "http://localhost:*", "https://*.example.com")
         ),
@@ -58,24 +58,24 @@ def test_one_fault_is_one_complaint_in_words_of_the_file(text: str, problem: str
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("budget:\ntokens: 5", "tokens: there is no such key (did you mean budget.tokens, indented under budget?)"),
+        ("budget:\ntokens: 5", "tokens: unknown key (did you mean budget.tokens, indented under budget?)"),
         (
             "telemetry:\n  level: info",
-            "telemetry.level: there is no such key (did you mean telemetry.log.level, indented under log?)",
+            "telemetry.level: unknown key (did you mean telemetry.log.level, indented under log?)",
         ),
         (
             "agents: {a: {steps: [{name: b, denied: [c]}]}}",
             (
-                "agents.a.steps[0].denied: there is no such key (did you mean "
+                "agents.a.steps[0].denied: unknown key (did you mean "
                 "agents.a.steps[0].available_tools.denied, indented under available_tools?)"
             ),
         ),
-        ("server:\n  budget: {}", "server.budget: there is no such key (did you mean budget without indentation?)"),
-        ("budget: {token: 5}", "budget.token: there is no such key (did you mean tokens?)"),
-        ("hunter2: 5", "hunter2: there is no such key"),
+        ("server:\n  budget: {}", "server.budget: unknown key (did you mean budget without indentation?)"),
+        ("budget: {token: 5}", "budget.token: unknown key (did you mean tokens?)"),
+        ("hunter2: 5", "hunter2: unknown key"),
     ],
 )
-def test_a_key_that_is_indented_otherwise_is_told_where_it_belongs(text: str, problem: str, problems: Problems) -> None:
+def test_wrongly_indented_key_gets_a_suggestion(text: str, problem: str, problems: Problems) -> None:
     assert problems(text) == [problem]
 
 
@@ -95,17 +95,17 @@ def test_a_variable_that_is_no_list_is_told_how_one_is_written(problems: Problem
         ("auth: {admin_key: *hunter2}", f" (line 1, column 19): {MARKS}"),
         ("auth: {admin_key: !hunter2 a}", f" (line 1, column 19): {MARKS}"),
         ("auth: {admin_key: !hun!hunter2 a}", f" (line 1, column 19): {MARKS}"),
-        ("a: &hunter2 1\nb: &hunter2 2", " (line 2, column 4): an anchor (&) stands there twice"),
+        ("a: &hunter2 1\nb: &hunter2 2", " (line 2, column 4): an anchor (&) is used twice"),
         ("a: 1\n---\nb: 2", " (line 2, column 1): it holds more than one document (---)"),
         ("a: hunter2: b", " (line 1, column 11): mapping values are not allowed"),
         ("a: 'hunter2", " (line 1, column 12): found unexpected end of stream"),
-        ("server:\n\tport: 1", " (line 2, column 1): a tab stands where YAML takes spaces only"),
-        ("server:\n  port: 1\n\thost: hunter2", " (line 3, column 1): a tab stands where YAML takes spaces only"),
-        ("a: \x07hunter2", ": it holds a control character"),
-        ("a: 2024-99-99", ": it holds a date or a number that there is not; a text that looks like one needs quotes"),
+        ("server:\n\tport: 1", " (line 2, column 1): there is a tab where YAML allows only spaces"),
+        ("server:\n  port: 1\n\thost: hunter2", " (line 3, column 1): there is a tab where YAML allows only spaces"),
+        ("a: \x07hunter2", ": it contains a control character"),
+        ("a: 2024-99-99", ": it contains an impossible date or number; put quotes around a text that looks like one"),
     ],
 )
-def test_what_is_no_yaml_has_a_reason_that_repeats_nothing(text: str, reason: str, problems: Problems) -> None:
+def test_yaml_error_does_not_repeat_the_file(text: str, reason: str, problems: Problems) -> None:
     [problem] = problems(text)
     assert problem.partition("is not valid YAML")[2].startswith(reason)
     assert SECRET not in problem

@@ -1,4 +1,4 @@
-"""What is known of a model, and from where: route, own table, the table on disk; fact by fact, without the network."""
+"""Test facts of models and their sources: route, own table, installed table; without the network."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_table_gives_limits_and_the_price_and_is_named_as_their_source() -> 
         (200_000, 64_000, 200_000, None),
     ],
 )
-def test_an_input_that_is_limited_for_itself_is_told_from_a_window(
+def test_separate_input_limit_is_distinguished_from_window(
     most: int, output: int, window: int, limit: int | None
 ) -> None:
     entry = raw(f'{{"litellm_provider": "openai", "max_input_tokens": {most}, "max_output_tokens": {output}}}')
@@ -106,7 +106,7 @@ def test_a_provider_that_the_table_calls_otherwise_is_found() -> None:
 
 
 @pytest.mark.parametrize("model", ["unknown", "odd", "broken", "list", "", "x" * 10_000])
-def test_where_nobody_says_anything_sane_nothing_is_known(model: str) -> None:
+def test_invalid_table_entries_give_no_facts(model: str) -> None:
     found = catalog().facts(Route("openai", model))
     assert (found.window, found.output, found.tokenizer, found.price) == (None, None, None, None)
 
@@ -232,7 +232,7 @@ def test_a_call_costs_what_the_vendor_publishes(route: str, usage: Usage, tier: 
     assert cost(usage, price, tier) == Decimal(usd)
 
 
-def test_what_a_tier_costs_that_no_price_is_published_of_is_not_known() -> None:
+def test_unpublished_tier_price_is_unknown() -> None:
     price = Catalog(model_facts(), {}).facts(Route("openai", "gpt-6.2-astra")).price
     assert price is not None
     assert cost(Usage.of(1, 1), price, "ultrafast") is None
@@ -434,13 +434,13 @@ def test_the_models_of_a_provider_with_a_name_of_its_own_are_offered_under_it() 
     ]  # fmt: skip
 
 
-def test_a_name_of_its_own_hides_no_provider_of_the_tables_name() -> None:
+def test_renamed_provider_does_not_hide_another() -> None:
     known = renamed()
     known.configure({"mine": "groq"}, {})
     assert sorted(known.offered({"mine", "groq"})) == [("groq", "llama"), ("mine", "llama")]
 
 
-def test_another_name_holds_from_then_on() -> None:
+def test_configure_replaces_earlier_names() -> None:
     known = renamed()
     assert known.facts(Route("aws", "anthropic.claude-x")).price is not None
     known.configure({}, {})

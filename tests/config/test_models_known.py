@@ -1,4 +1,4 @@
-"""Every model of a known vendor has a family: in the price table of the installed litellm package and in models.yaml."""
+"""Test that every model of a known vendor has a family: in the installed litellm table and in models.yaml."""
 
 from __future__ import annotations
 

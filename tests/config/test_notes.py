@@ -1,4 +1,4 @@
-"""Keys without effect are named, and are no problem: they may be meant for later."""
+"""Test notes about keys without effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def routes(*matches: str) -> str:
 
 
 def before(index: int, earlier: int) -> str:
-    return f"models[{index}].match: no call comes here: models[{earlier}] takes all its names; put it before"
+    return f"models[{index}].match: is never used, because models[{earlier}] matches all its names; move it before"
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,7 @@ def before(index: int, earlier: int) -> str:
         (("gpt-*", "gpt-5*", "[*]", "*-mini"), ()),
     ],
 )
-def test_a_route_behind_one_that_takes_all_its_calls_is_noted(
-    matches: tuple[str, ...], notes: tuple[str, ...], loaded: Load
-) -> None:
+def test_unreachable_route_is_noted(matches: tuple[str, ...], notes: tuple[str, ...], loaded: Load) -> None:
     assert loaded(routes(*matches)).notes == notes
 
 
@@ -47,15 +45,15 @@ def test_the_route_that_serve_adds_for_one_provider_is_not_noted(loaded: Load) -
 def test_a_model_for_summaries_without_summarize_is_noted(loaded: Load) -> None:
     text = "context: {strategies: [drop], summary: {model: gpt-5.1-mini}}"
     assert loaded(text).notes == (
-        "context.summary.model: is not called, as context.strategies has no summarize; add it there",
+        "context.summary.model: is never called, because context.strategies has no summarize; add it there",
     )
     assert loaded(text.replace("[drop]", "[summarize, drop]")).notes == ()
 
 
-def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
+def test_ca_file_with_verify_false_is_noted(loaded: Load) -> None:
     text = "providers: {openai: {tls: {verify: false, ca_file: ca.pem}}}"
     assert loaded(text).notes == (
-        "providers.openai.tls.ca_file: is not read, as verify: false trusts anybody; leave verify out",
+        "providers.openai.tls.ca_file: is not used, because verify: false accepts every certificate; remove verify",
     )
     assert loaded(text.replace("false", "true")).notes == ()
     assert loaded(text.replace(", ca_file: ca.pem", "")).notes == ()
@@ -63,7 +61,7 @@ def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
 
 def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None:
     text = "default_provider: ollama\nauth: {keys: [{name: alice, key: 0123456789abcdef, budget: {window: 1d}}]}"
-    assert loaded(text).notes == ("auth.keys[0].budget.window: there is nothing to refill; set tokens, usd or calls",)
+    assert loaded(text).notes == ("auth.keys[0].budget.window: has no limit to refill; set tokens, usd or calls",)
     assert loaded(text.replace("window", "calls: 0, window")).notes == ()
     assert loaded("budget: {window: 1d}").notes == (), "a session may have a budget of its own"
 
@@ -71,7 +69,7 @@ def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None
 def test_a_ttl_shorter_than_two_leases_is_noted(loaded: Load) -> None:
     text = "default_provider: ollama\nsessions: {ttl: 90s}"
     (note,) = loaded(text).notes
-    assert note.startswith("sessions.ttl: sessions are kept for 360 s, which is twice budget.lease_s")
+    assert note.startswith("sessions.ttl: sessions are kept for 360 s, twice budget.lease_s")
     assert loaded(text + "\nbudget: {lease_s: 45}").notes == ()
     assert loaded(text.replace("90s", "6m")).notes == ()
 

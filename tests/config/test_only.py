@@ -1,4 +1,4 @@
-"""One provider in the place of all, as `gateway serve --mock` and `--upstream` have it."""
+"""Test the replacement of all providers by one, as in `gateway serve --mock` and `--upstream`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load(folder: Path, text: str = FILE, only: Any = ONLY) -> config.Settings:
     return config.load(file, environment={"GATEWAY_PROVIDERS_OWN_RETRIES": "3"}, flags={"only_provider": only}).settings
 
 
-def test_every_route_leads_to_the_one_provider_and_what_is_said_of_a_model_stays(tmp_path: Path) -> None:
+def test_all_routes_use_the_only_provider_and_keep_facts(tmp_path: Path) -> None:
     alias, shared, every = load(tmp_path).models
     assert {alias.provider, shared.provider, every.provider} == {"mock"}
     assert (alias.name, alias.window, alias.output, alias.reasoning, alias.tokenizer) == (
@@ -62,7 +62,7 @@ def test_variables_set_keys_of_the_one_provider_though_no_file_names_it() -> Non
     assert (upstream.key.get_secret_value(), upstream.base_url) == ("sk-1", "http://127.0.0.1:1/v1")
     assert found.notes == ()
     (note,) = config.load(environment={"GATEWAY_PROVIDERS_UPSTREAM_KEY": "sk-1"}, search=False).notes
-    assert "no such provider is configured" in note
+    assert "this provider is not configured" in note
 
 
 @pytest.mark.parametrize(

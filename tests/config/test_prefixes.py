@@ -1,4 +1,4 @@
-"""Which names of models go where, of those that begin with a provider's name."""
+"""Test which provider gets a model whose name begins with a provider's name."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ models: [{match: x, provider: {xai: 1, together: 2}, fallback: [anthropic/claude
             NAMING,
             "openai gemini openrouter deepseek fireworks cerebras",
         ),
-        # Callers bring their own keys, and say by the name whose they are.
+        # Callers send their own keys, and the prefix says for which provider.
         ("default_provider: openrouter", ""),
         ("{default_provider: mine, providers: {mine: {base_url: http://x/v1}}}", ""),
         ("{default_provider: m, built_in_providers: false, providers: {m: {base_url: http://x/v1}}}", ""),
     ],
 )
-def test_a_built_in_provider_that_nothing_speaks_for_is_unused(loaded: Load, text: str, unused: str) -> None:
+def test_unconfigured_built_in_provider_is_unused(loaded: Load, text: str, unused: str) -> None:
     assert unused_providers(loaded(text).settings) == {*unused.split()}
 
 
@@ -79,7 +79,7 @@ def test_models_that_a_host_names_after_itself_are_sent_whole(
 
 
 @pytest.mark.parametrize(("name", "provider"), [("gpt-4o", "openai"), ("gpt-oss:20b", "ollama"), ("o3", "openai")])
-def test_a_bare_name_goes_to_who_serves_it(loaded: Load, name: str, provider: str) -> None:
+def test_bare_name_goes_to_its_provider(loaded: Load, name: str, provider: str) -> None:
     assert routes_of(loaded("default_provider: ollama").settings).resolve(name).provider == provider
 
 
@@ -90,7 +90,7 @@ def test_a_route_may_take_names_that_begin_with_a_provider(loaded: Load) -> None
     assert routes.resolve("openai/gpt-5") == Route("openai", "gpt-5")
 
 
-def test_a_route_for_names_that_begin_with_an_unused_providers_comes_before_those_that_take_all(loaded: Load) -> None:
+def test_route_for_unused_provider_prefix_precedes_catch_all(loaded: Load) -> None:
     models = "[{match: '*', provider: xai}, {match: openai/gpt-oss-*, provider: groq}]"
     routes = routes_of(
         loaded(f"{{default_provider: groq, providers: {{groq: {{key: k}}}}, models: {models}}}").settings

@@ -1,4 +1,4 @@
-"""What a reload leaves as it was, and that the documents name exactly that."""
+"""Test which settings need a restart, and that the documents list them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_everything_else_is_as_it_was_read() -> None:
 @pytest.mark.parametrize(
     ("url", "named"), [("redis://localhost", ["sessions.ttl"]), ("memory://", []), ("sqlite:///a.db", [])]
 )
-def test_a_redis_keeps_sessions_for_as_long_as_it_was_told_at_the_start(url: str, named: list[str]) -> None:
+def test_redis_ttl_needs_a_restart(url: str, named: list[str]) -> None:
     store = {"url": url}
     started, read = (settings(store=store, sessions={"ttl": ttl, "drain_s": 1}) for ttl in ("1d", "2d"))
     in_force, found = config.reloaded(started, read)
@@ -93,7 +93,7 @@ def named_in(file: str) -> set[str]:
     if file == "gateway.yaml":
         text = text.replace("\n#", "")
         [sections, keys, last] = re.findall(
-            r"What needs a restart: ([^;]+); of server: ([^;]+); with a Redis also (\S+)\. ", text
+            r"These keys need a restart: ([^;]+); of server: ([^;]+); with a Redis also (\S+)\. ", text
         )[0]
         return {*sections.split(", "), *(f"server.{key}" for key in keys.split(", ")), last}
     [table] = re.findall(r"These keys need a restart:\n\n(.*?)\n\n", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""`steps:` and `agents:` of gateway.yaml: what is taken, how it may be written, and what each mistake is told."""
+"""Test the settings `steps:` and `agents:`: accepted forms, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_agent_of_a_route_is_one_that_exists(tmp_path: Path) -> None:
     route = {"match": "m", "provider": "openai", "agent": "writer"}
     assert settings(tmp_path, models=[route], agents={"writer": {"steps": [{"name": "s"}]}}).models[0].agent == "writer"
     (problem,) = problems(tmp_path, models=[route], agents={"write": {"steps": [{"name": "s"}]}})
-    assert problem.startswith("models[0].agent: there is no such agent")
+    assert problem.startswith("models[0].agent: unknown agent")
     assert "write" in problem
 
 
@@ -148,7 +148,7 @@ def test_the_agent_of_a_route_is_one_that_exists(tmp_path: Path) -> None:
         ({"steps": [{"name": "s", "conditions": [{"tool_used": {"tools": "x", "window": 65}}]}]},
          "steps[0].conditions[0].tool_used.window", "64"),
         ({"steps": [{"name": "s", "conditions": [{"message_matches": "("}]}]},
-         "steps[0].conditions[0].message_matches", "no regular expression"),
+         "steps[0].conditions[0].message_matches", "not a valid regular expression"),
         ({"steps": [{"name": "s", "conditions": [{"budget_below": 20}]}]},
          "steps[0].conditions[0].budget_below", "1"),
         ({"steps": [{"name": "s", "sequence": [[]]}]}, "steps[0].sequence", "an entry names no tool"),
@@ -161,7 +161,7 @@ def test_the_agent_of_a_route_is_one_that_exists(tmp_path: Path) -> None:
          "steps[0]", "its sequence has x or y"),
         ({"steps": [{"name": "s", "model": "nobody/has-it"}], "default_provider": None}, "steps[0].model", "nobody"),
         ({"agents": {"a b": {"steps": [{"name": "s"}]}}}, "agents", "A-Z"),
-        ({"agents": {"default": {"steps": [{"name": "s"}]}}}, "agents", "its steps stand in `steps:`"),
+        ({"agents": {"default": {"steps": [{"name": "s"}]}}}, "agents", "put its steps under `steps:`"),
         ({"agents": {"a": {"steps": []}}}, "agents.a.steps", "1"),
         ({"agents": {"a": {}}}, "agents.a.steps", "required"),
         ({"agents": {"a": 5}}, "agents.a", ""),
@@ -175,11 +175,11 @@ def test_a_mistake_is_named_by_its_path(tmp_path: Path, keys: Mapping[str, Any],
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"steps": [{"name": "s", "sequense": ["a"]}]}, "steps[0].sequense: there is no such key (did you mean sequence?)"),
-        ({"agents": {"a": {"stps": []}}}, "agents.a.stps: there is no such key (did you mean steps?)"),
+        ({"steps": [{"name": "s", "sequense": ["a"]}]}, "steps[0].sequense: unknown key (did you mean sequence?)"),
+        ({"agents": {"a": {"stps": []}}}, "agents.a.stps: unknown key (did you mean steps?)"),
         (
             {"steps": [{"name": "s", "conditions": [{"tool_used": {"tools": "a", "windw": 3}}]}]},
-            "steps[0].conditions[0].tool_used.windw: there is no such key (did you mean window?)",
+            "steps[0].conditions[0].tool_used.windw: unknown key (did you mean window?)",
         ),
     ],
 )  # fmt: skip
@@ -197,7 +197,7 @@ def test_a_mistake_in_the_file_of_an_agent_is_named_too(tmp_path: Path, text: st
     assert "writer.yaml" in problem
 
 
-def test_a_pattern_that_only_a_pattern_denies_is_left_to_each_call(tmp_path: Path) -> None:
+def test_overlapping_tool_patterns_are_not_refused(tmp_path: Path) -> None:
     step = {"name": "s", "sequence": ["read_*"], "available_tools": {"allowed": ["read_draft"]}}
     assert settings(tmp_path, steps=[step]).steps[0].sequence == (("read_*",),)
 

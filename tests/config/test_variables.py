@@ -1,4 +1,4 @@
-"""Variables that look like keys and are none are named, with the nearest key; those of Kubernetes are left alone."""
+"""Test notes about environment variables that look like keys, with the nearest key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Notes = Callable[..., tuple[str, ...]]
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Notes:
-    """What is noted of a configuration in this environment."""
+    """Return the notes of a configuration in this environment."""
 
     def run(environment: Mapping[str, str], text: str = "") -> tuple[str, ...]:
         file = tmp_path / "gateway.yaml"
@@ -44,7 +44,7 @@ def notes(tmp_path: Path) -> Notes:
 )
 def test_a_variable_that_is_nearly_a_key_is_named_with_it_and_never_its_value(name: str, meant: str) -> None:
     (line,) = unknown_variables({name: SECRET}, ["openai", "own"])
-    assert line == f"{name}: this variable sets nothing: there is no such key (did you mean {meant}?)"
+    assert line == f"{name}: this variable has no effect: unknown key (did you mean {meant}?)"
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,16 @@ def test_a_variable_that_is_nearly_a_key_is_named_with_it_and_never_its_value(na
         ("GATEWAY_PROVIDERS_OPNAI_BASE_URL", " (did you mean GATEWAY_PROVIDERS_OPENAI_BASE_URL?)"),
     ],
 )
-def test_a_variable_of_a_provider_that_is_not_configured_says_where_that_has_to_stand(name: str, meant: str) -> None:
+def test_variable_of_unconfigured_provider_has_a_remedy(name: str, meant: str) -> None:
     (line,) = unknown_variables({name: SECRET}, ["openai", "groq"])
     assert line == (
-        f"{name}: this variable sets nothing: no such provider is configured{meant}; "
-        "it has to stand in the file first, below providers:"
+        f"{name}: this variable has no effect: this provider is not configured{meant}; "
+        "add it to the file under providers: first"
     )
 
 
 def test_a_variable_that_is_like_no_key_is_named_alone() -> None:
-    assert unknown_variables({"GATEWAY_NOPE": SECRET}, []) == [
-        "GATEWAY_NOPE: this variable sets nothing: there is no such key"
-    ]
+    assert unknown_variables({"GATEWAY_NOPE": SECRET}, []) == ["GATEWAY_NOPE: this variable has no effect: unknown key"]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +85,14 @@ def test_a_variable_that_is_like_no_key_is_named_alone() -> None:
         ("GATEWAY_REDIS_PORT_6379_TCP_ADDR", "10.0.0.1"),
     ],
 )
-def test_what_kubernetes_tells_of_a_service_is_left_alone(name: str, value: str) -> None:
+def test_kubernetes_service_variables_are_ignored(name: str, value: str) -> None:
     assert unknown_variables({name: value}, []) == []
 
 
 @pytest.mark.parametrize(
     "name", ["HOME", "GATEWAY_", "_GATEWAY_FLAGS", "_GATEWAY_COMPLETE", "MY_GATEWAY_PORT", "GATEWAY"]
 )
-def test_a_variable_of_somebody_else_is_left_alone(name: str) -> None:
+def test_variable_of_another_program_is_ignored(name: str) -> None:
     assert unknown_variables({name: "x"}, []) == []
 
 

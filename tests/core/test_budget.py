@@ -1,4 +1,4 @@
-"""A budget of tokens for one agent run."""
+"""Test BudgetManager, the token budget of one agent run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def numbers(budget: BudgetManager) -> tuple[int, int, int]:
     return budget.used, budget.held, budget.remaining
 
 
-def test_what_is_allocated_is_held_until_its_usage_is_recorded() -> None:
+def test_allocation_is_held_until_usage_is_recorded() -> None:
     budget = BudgetManager(100)
     assert (budget.total_budget, budget.usage_fraction, *numbers(budget)) == (100, 0.0, 0, 0, 100)
     first, second = budget.allocate(40), budget.allocate(60)
@@ -27,7 +27,7 @@ def test_what_is_allocated_is_held_until_its_usage_is_recorded() -> None:
     assert numbers(budget) == (25, 0, 75)
 
 
-def test_an_allocation_counts_once_with_the_largest_number_recorded_for_it() -> None:
+def test_allocation_counts_once_with_largest_recorded_usage() -> None:
     budget = BudgetManager(100)
     first = budget.allocate(40)
     budget.allocate(20)
@@ -37,7 +37,7 @@ def test_an_allocation_counts_once_with_the_largest_number_recorded_for_it() -> 
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_usage_of_another_managers_allocation_is_neither_dropped_in_silence_nor_gives_back_a_hold(
+def test_usage_of_another_managers_allocation_is_refused(
     is_recorded: bool,
 ) -> None:
     one, other = BudgetManager(100), BudgetManager(100)
@@ -46,27 +46,27 @@ def test_usage_of_another_managers_allocation_is_neither_dropped_in_silence_nor_
         one.record_usage(60, foreign)
     assert foreign.id == own.id
     for allocation in (foreign, Allocation("of nobody", 5), Allocation(own.id, own.tokens)):
-        with pytest.raises(ValueError, match="was allocated by another manager: record its usage there"):
+        with pytest.raises(ValueError, match="was allocated by another manager; record its usage there"):
             other.record_usage(60, allocation)
     assert numbers(other) == (0, 50, 50)
     assert numbers(one) == ((60, 0, 40) if is_recorded else (0, 90, 10))
 
 
-def test_usage_beyond_what_was_held_or_never_held_is_recorded_in_full() -> None:
+def test_usage_beyond_the_hold_is_recorded_in_full() -> None:
     budget = BudgetManager(100)
     assert budget.record_usage(150, budget.allocate(10)) == 0
     assert budget.record_usage(50) == 0
     assert (budget.used, budget.usage_fraction) == (200, 2.0)
 
 
-def test_usage_that_nothing_was_held_for_leaves_what_others_hold() -> None:
+def test_usage_without_allocation_keeps_other_holds() -> None:
     budget = BudgetManager(100)
     budget.allocate(40)
     assert budget.record_usage(10) == 50
     assert numbers(budget) == (10, 40, 50)
 
 
-def test_what_is_not_left_is_not_allocated_and_the_error_says_the_numbers() -> None:
+def test_allocation_beyond_budget_is_refused_with_numbers() -> None:
     budget = BudgetManager(1_000)
     budget.record_usage(300)
     budget.allocate(600)
@@ -77,7 +77,7 @@ def test_what_is_not_left_is_not_allocated_and_the_error_says_the_numbers() -> N
     assert numbers(budget) == (300, 600, 100)
 
 
-def test_an_allocation_takes_what_is_left_where_that_is_enough() -> None:
+def test_allocation_takes_what_is_left_if_enough() -> None:
     budget = BudgetManager(100)
     assert budget.allocate(80, least=50).tokens == 80
     assert budget.allocate(80, least=20).tokens == 20
@@ -88,21 +88,21 @@ def test_an_allocation_takes_what_is_left_where_that_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "least"), [(-1, None), (5, 6), (5, -1)])
-def test_odd_allocations_are_refused(tokens: int, least: int | None) -> None:
+def test_invalid_allocations_are_refused(tokens: int, least: int | None) -> None:
     budget = BudgetManager(100)
-    with pytest.raises(ValueError, match="cannot be held"):
+    with pytest.raises(ValueError, match="cannot hold"):
         budget.allocate(tokens, least=least)
     assert numbers(budget) == (0, 0, 100)
 
 
 @pytest.mark.parametrize("odd", [json.loads("NaN"), json.loads("Infinity"), 1.5, 2.0, True, "3", None])
-def test_what_is_no_whole_number_is_refused_as_nan_in_a_budget_would_grant_everything(odd: Any) -> None:
-    with pytest.raises(ValueError, match="in whole numbers"):
+def test_only_whole_numbers_are_accepted(odd: Any) -> None:
+    with pytest.raises(ValueError, match="whole number"):
         BudgetManager(odd)
     budget = BudgetManager(100)
     held = budget.allocate(40)
     for allocation in (None, held):
-        with pytest.raises(ValueError, match="in whole numbers"):
+        with pytest.raises(ValueError, match="whole number"):
             budget.record_usage(odd, allocation)
     with pytest.raises(ValueError, match="whole numbers"):
         budget.allocate(odd)
@@ -124,7 +124,7 @@ def test_negative_budgets_and_usages_are_refused() -> None:
     assert numbers(budget) == (0, 4, 6)
 
 
-def test_a_budget_of_nothing_is_used_up() -> None:
+def test_budget_of_zero_is_used_up() -> None:
     budget = BudgetManager(0)
     assert (budget.usage_fraction, budget.remaining) == (1.0, 0)
     with pytest.raises(BudgetExhausted):
@@ -135,7 +135,7 @@ def test_a_budget_of_nothing_is_used_up() -> None:
     ("used", "mode"),
     [(0, "raw"), (49, "raw"), (60, "table"), (90, "summary"), (97, "handle_only"), (150, "handle_only")],
 )
-def test_results_are_shown_the_shorter_the_less_is_left(used: int, mode: str) -> None:
+def test_suggested_mode_gets_stricter_as_budget_shrinks(used: int, mode: str) -> None:
     budget = BudgetManager(100)
     budget.record_usage(used)
     assert budget.suggested_mode == mode
@@ -143,7 +143,7 @@ def test_results_are_shown_the_shorter_the_less_is_left(used: int, mode: str) ->
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=12), st.randoms())
-def test_law_no_interleaving_holds_more_than_the_budget_and_all_end_in_the_sum_of_what_was_recorded(
+def test_law_holds_stay_within_budget_and_end_in_recorded_sum(
     total: int, calls: list[tuple[int, int]], chance: Any
 ) -> None:
     budget, waiting, recorded = BudgetManager(total), list[tuple[Allocation, int]](), 0

@@ -38,7 +38,7 @@ from gateway.core.routing import ModelFacts, Route
         ({}, {"window": 8_000, "input": 3_500}, {"output": 3_000}, LengthLimit(6_000), 3_000),
     ],
 )
-def test_the_budget_is_the_smallest_of_what_limits_a_call(
+def test_context_budget_is_the_smallest_limit(
     policy: dict[str, Any],
     facts: dict[str, Any],
     options: dict[str, Any],
@@ -59,7 +59,7 @@ def test_the_budget_is_the_smallest_of_what_limits_a_call(
         (("small-1",), 200_000),
     ],
 )
-def test_a_window_is_as_large_as_a_call_asks_for_and_the_model_has_one(betas: tuple[str, ...], window: int) -> None:
+def test_beta_header_enlarges_the_window(betas: tuple[str, ...], window: int) -> None:
     facts = ModelFacts(window=200_000, betas={"wide-1": 1_000_000, "wider-1": 2_000_000, "small-1": 100_000})
     options = ContextOptions(betas=frozenset(betas))
     assert within(facts, options, None).window == window
@@ -67,7 +67,7 @@ def test_a_window_is_as_large_as_a_call_asks_for_and_the_model_has_one(betas: tu
     assert within(ModelFacts(window=5), options, None).window == 5
 
 
-def test_a_summary_is_asked_for_with_what_its_answer_leaves_of_the_window() -> None:
+def test_summary_request_leaves_room_for_its_output() -> None:
     route = Route("p", "m")
     known, unknown = (SummaryModel("s", route, ModelFacts(window=window), 1_000) for window in (11_000, None))
     assert (known.room, unknown.room) == (9_000, 27_900)

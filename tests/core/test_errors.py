@@ -1,4 +1,4 @@
-"""The error table is what clients program against: status, code, types and whether a retry helps."""
+"""Test the errors that clients see: status, code, types, and whether a retry helps."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_error_a_caller_can_meet_is_in_the_table() -> None:
 
 
 def test_no_two_errors_share_a_code() -> None:
-    # What is told apart for our own use is the same, to a caller.
+    # Some classes are only distinguished inside the gateway and share a code.
     inner = {
         *(errors.UpstreamRefused, errors.UpstreamHungUp, errors.UpstreamUntranslated),
         *(errors.UpstreamNotAccepted, errors.UpstreamNotTaken, errors.UpstreamUnreadable),
@@ -92,10 +92,10 @@ def test_no_two_errors_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
-def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[GatewayError]) -> None:
+def test_error_that_needs_no_retry_has_a_status_sdks_do_not_retry(kind: type[GatewayError]) -> None:
     repeated_by_sdks = kind.status in (408, 409, 429) or kind.status >= 500
-    # What nobody but an operator can mend has a status that operators are told of; a silent provider has its own, and
-    # asking it again may help, but is paid for twice.
+    # Errors that only an operator can correct have a status that alerts operators. A silent provider has its own status: a
+    # retry may help, but it is billed twice.
     told = (
         errors.InternalError,
         errors.StoreDamaged,
@@ -107,7 +107,7 @@ def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
-def test_the_fault_is_the_callers_exactly_when_the_status_is_a_4xx(kind: type[GatewayError]) -> None:
+def test_request_faults_have_4xx_statuses(kind: type[GatewayError]) -> None:
     assert issubclass(kind, errors.RequestFault) == (400 <= kind.status < 500)
 
 
@@ -117,7 +117,7 @@ def test_an_error_carries_its_message_and_parameter() -> None:
     assert errors.InvalidRequest("x").param is None
 
 
-def test_a_config_error_lists_every_problem_on_a_line_of_its_own() -> None:
+def test_config_error_lists_each_problem_on_its_own_line() -> None:
     error = ConfigError(["a.b: wrong", "c: missing"])
     assert str(error) == "a.b: wrong\nc: missing"
     assert error.problems == ["a.b: wrong", "c: missing"]

@@ -1,4 +1,4 @@
-"""Which session a call belongs to: the documented order, valid ids only, and a derived id that tells sessions apart."""
+"""Test session ids: the order of sources, valid ids, and derived ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.core.identity import (
 from tests.support.timing import in_time
 
 ID_HEADERS = (b"x-session-id",)
-#: section 4 of the interface: gateways first, then clients
+#: the documented headers: gateways first, then clients
 HEADER_ORDER = (
     b"x-session-id",
     b"x-litellm-session-id",
@@ -51,7 +51,7 @@ def test_an_id_of_the_documented_characters_is_valid(value: str) -> None:
     "value",
     ["", "x" * 256, "a b", "a/b", "a\n", "a\r\nx: y", "é", "漢", "a\x00", "a%2f", '"a"', "a,b", "../x", "a\u2028"],
 )
-def test_anything_else_is_no_id(value: str) -> None:
+def test_other_texts_are_no_valid_ids(value: str) -> None:
     assert not is_valid(value)
 
 
@@ -60,7 +60,7 @@ def test_no_documented_header_is_missing_from_the_built_in_list() -> None:
 
 
 @pytest.mark.parametrize("first", range(len(HEADER_ORDER)))
-def test_headers_are_asked_in_the_documented_order(first: int) -> None:
+def test_headers_are_checked_in_documented_order(first: int) -> None:
     present = {name: b"id-%d" % index for index, name in enumerate(HEADER_ORDER) if index >= first}
     backwards = dict(reversed(present.items()))
     assert from_headers(backwards, ID_HEADERS) == f"id-{first}"
@@ -72,7 +72,7 @@ def test_configured_headers_come_first_in_their_own_order() -> None:
 
 
 @pytest.mark.parametrize("name", [b"x-session-id", b"session-id", b"x-my-session-id"])
-def test_blanks_around_an_id_are_no_part_of_it(name: bytes) -> None:
+def test_blanks_around_an_id_are_ignored(name: bytes) -> None:
     assert from_headers({name: b"\t named  "}, ID_HEADERS) == "named"
 
 
@@ -92,7 +92,7 @@ def test_an_invalid_id_is_skipped_for_the_next_header() -> None:
         {b"x-session-id": b""},
     ],
 )
-def test_headers_that_name_no_session_give_none(headers: dict[bytes, bytes]) -> None:
+def test_headers_without_session_give_none(headers: dict[bytes, bytes]) -> None:
     assert from_headers(headers, ID_HEADERS) is None
 
 
@@ -111,7 +111,7 @@ def test_headers_that_name_no_session_give_none(headers: dict[bytes, bytes]) -> 
         {"metadata": {"user_id": '{"device_id": "d", "session_id": "it"}'}},
     ],
 )
-def test_body_fields_are_asked_in_the_documented_order(fields: dict[str, Any]) -> None:
+def test_body_fields_are_checked_in_documented_order(fields: dict[str, Any]) -> None:
     assert from_body(fields) == "it"
 
 
@@ -148,11 +148,11 @@ def test_claude_codes_user_id_names_its_session() -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, 7, "x", [], [{"session_id": "a"}], True])
-def test_metadata_that_is_no_object_is_not_looked_into(metadata: object) -> None:
+def test_metadata_that_is_not_an_object_is_ignored(metadata: object) -> None:
     assert from_body({"metadata": metadata}) is None
 
 
-def test_a_person_is_not_a_session() -> None:
+def test_user_id_without_session_is_not_a_session() -> None:
     assert from_body({"user": "alice", "safety_identifier": "alice"}) is None
 
 
@@ -186,11 +186,11 @@ def test_a_derived_id_is_valid_marked_and_the_same_each_time() -> None:
         ("alice", "gpt-5", ["be", "brief hello"]),
     ],
 )
-def test_whatever_tells_conversations_apart_changes_the_derived_id(other: tuple[str, str | None, list[str]]) -> None:
+def test_each_distinguishing_part_changes_the_derived_id(other: tuple[str, str | None, list[str]]) -> None:
     assert derive(*other) != derive("alice", "gpt-5", ["be brief", "hello"])
 
 
-def test_conversations_that_share_a_long_beginning_are_told_apart() -> None:
+def test_conversations_with_a_long_common_prefix_have_different_ids() -> None:
     instructions = "You are an agent. " * 10_000
     assert derive("a", "m", [instructions + "1"]) != derive("a", "m", [instructions + "2"])
 
@@ -239,7 +239,7 @@ def test_a_cache_mark_that_moves_does_not_change_the_identity() -> None:
     assert text_of({**text, "cache_control": {"type": "ephemeral"}}) == text_of(text)
 
 
-def test_a_text_that_is_no_string_does_not_hide_the_rest() -> None:
+def test_text_field_that_is_not_a_string_does_not_hide_the_rest() -> None:
     assert text_of({"text": 7, "a": 1}) == json.dumps({"a": 1, "text": 7})
 
 
@@ -248,11 +248,11 @@ def test_a_name_that_is_a_folder_in_a_path_is_no_session_id(name: str) -> None:
     assert not is_valid(name)
 
 
-def test_the_ids_of_known_conversations_stay_what_they_are() -> None:
+def test_derived_ids_do_not_change_between_versions() -> None:
     image = {"type": "image_url", "image_url": {"url": "é", "detail": "low"}, "cache_control": {"type": "ephemeral"}}
     opening = ["be brief", text_of([{"type": "text", "text": "hi"}, image, 7, None])]
     assert derive("alice", "openai/gpt-5-2025-08-07", opening) == "auto-681c5b20a434c3a5028d7757"
 
 
-def test_content_too_large_to_decode_is_told_apart_by_its_bytes() -> None:
+def test_large_content_is_identified_by_hash_of_its_bytes() -> None:
     assert hash_of(b"a") == hash_of(memoryview(b"a")) != hash_of(b"b")

@@ -5,7 +5,7 @@ from gateway.core.ids import call_id, first_id_at
 NOISE = bytes(range(10))
 
 
-def test_an_id_holds_its_time_and_its_noise() -> None:
+def test_id_contains_time_and_noise() -> None:
     assert call_id(255, b"\x01\xff") == "0000000000ff01ff"
 
 
@@ -13,7 +13,7 @@ def test_ids_sort_by_time_whatever_their_noise() -> None:
     assert call_id(1_800_000_000_000, b"\xff" * 10) < call_id(1_800_000_000_001, b"\x00" * 10)
 
 
-def test_the_first_id_of_a_second_parts_earlier_ids_from_later_ones() -> None:
+def test_first_id_of_a_time_separates_earlier_and_later_ids() -> None:
     border = first_id_at(1_800_000_000)
     assert call_id(1_799_999_999_999, b"\xff" * 10) < border <= call_id(1_800_000_000_000, b"\x00" * 10)
 

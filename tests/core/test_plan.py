@@ -66,7 +66,7 @@ def planned(raws: Sequence[bytes], place: Room) -> Plan:
     return make_room(counted(raws, place.learned), view_of("chat", raws), Conversation.of(raws, READER), place, SCALES)
 
 
-def test_what_fits_goes_as_it_came() -> None:
+def test_request_within_budget_is_unchanged() -> None:
     original = counted(messages(3))
     plan = as_it_came(original, 9_999)
     assert (plan.messages, plan.trim_decision, plan.context.budget) == (None, None, 9_999)
@@ -75,7 +75,7 @@ def test_what_fits_goes_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("safety", [None, 1.0, 1.25, 3.0])
-def test_what_remains_is_what_could_be_sent_besides(safety: float | None) -> None:
+def test_remaining_tokens_are_budget_minus_sent(safety: float | None) -> None:
     original = counted(messages(3))
     context = as_it_came(original, 9_999, safety).context
     assert context.remaining is not None
@@ -86,7 +86,7 @@ def test_what_remains_is_what_could_be_sent_besides(safety: float | None) -> Non
     assert as_it_came(original, None, safety).context.remaining is None
 
 
-def test_what_remains_after_a_cut_is_left_beside_what_was_sent() -> None:
+def test_remaining_tokens_after_trimming() -> None:
     plan = planned(messages(12), room(2_000))
     assert plan.messages is not None
     sent = counted(plan.messages).expected
@@ -114,13 +114,13 @@ def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> N
     assert sum(one.tokens for one in parts.tools.values()) == parts.tool_tokens > 0
 
 
-def test_a_factor_is_kept_free() -> None:
+def test_safety_factor_is_kept_free() -> None:
     plan = planned(messages(12), room(2_000, policy=ContextPolicy(safety=1.5)))
     assert plan.messages is not None
     assert counted(plan.messages).expected.tokens * 1.5 <= 2_000
 
 
-def test_what_a_session_taught_is_left_room_for() -> None:
+def test_learned_correction_of_a_session_has_room() -> None:
     key = counted(messages(1)).key
     plain = planned(messages(12), room(2_000))
     taught = planned(messages(12), room(2_000, learned=Learned(last_turn=LastTurn(key, 600))))
@@ -131,7 +131,7 @@ def test_what_a_session_taught_is_left_room_for() -> None:
     assert taught.context.before == LastTurn(key, 600)
 
 
-def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_learned_once_more() -> None:
+def test_tokens_kept_by_provider_are_expected_but_cause_no_trim() -> None:
     raws = messages(12)
     plain, kept = planned(raws, room(2_000)), planned(raws, room(2_000, learned=Learned(kept=50_000)))
     assert kept.messages == plain.messages
@@ -147,7 +147,7 @@ def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_le
     assert plain.context.reported(plain.context.estimate - 300).residual == -300
 
 
-def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> None:
+def test_learned_offsets_trim_like_family_numbers() -> None:
     raws, each = messages(30), 40
     family = ESTIMATOR.family(RequestParts(wire="chat", model="gpt-4o"))
     dear = TokenizerFamilies([replace(family, per_call=family.per_call + each)])
@@ -172,7 +172,7 @@ def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> Non
 
 
 @pytest.mark.parametrize("added", [-900, 1_900])
-def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(added: int) -> None:
+def test_correction_learned_without_image_applies_after_image_is_trimmed(added: int) -> None:
     url = {"type": "image_url", "image_url": {"url": "https://pictures.example/1.png"}}
     raws = messages(30)
     raws[2:2] = [
@@ -187,7 +187,7 @@ def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(
     assert plan.context.key == counted(messages(1)).key
     assert plan.context.tokens == plan.context.estimate + added
     assert 1_000 < plan.context.tokens <= 3_000 - plan.context.margin
-    # An image that must stay is weighed as one.
+    # An image that must stay is counted as an image.
     newest = [*raws, json.dumps({"role": "user", "content": [url]}).encode()]
     seen = planned(newest, room(3_000, learned=replace(learned, offsets=(Residual(1_600, 1_000),))))
     assert seen.context.key == original.key
@@ -195,7 +195,7 @@ def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(
 
 
 @pytest.mark.parametrize("each", [-40, 40])
-def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int) -> None:
+def test_dropped_calls_take_no_room(each: int) -> None:
     raws = messages(400)
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
     key = count_tokens(request, ESTIMATOR.estimate(request), Learned()).key
@@ -208,7 +208,7 @@ def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int)
     assert 2_500 < plan.context.tokens <= 6_000 - plan.context.margin
 
 
-def test_the_next_turn_goes_on_from_what_was_decided() -> None:
+def test_next_turn_continues_the_trim_decision() -> None:
     raws = messages(12)
     first = planned(raws, room(2_000))
     assert first.trim_decision is not None
@@ -222,7 +222,7 @@ def test_the_next_turn_goes_on_from_what_was_decided() -> None:
     assert second.context.trimmed == first.context.trimmed
 
 
-def test_a_shadow_plan_sends_what_came_and_says_what_it_would_have_done() -> None:
+def test_shadow_plan_sends_unchanged_and_reports() -> None:
     raws = messages(12)
     plan = planned(raws, room(2_000, shadow=True))
     assert plan.messages is None
@@ -233,7 +233,7 @@ def test_a_shadow_plan_sends_what_came_and_says_what_it_would_have_done() -> Non
     assert plan.trim_decision is not None
 
 
-def test_decisions_of_a_shadow_are_not_taken_for_what_was_sent() -> None:
+def test_shadow_decisions_are_not_continued_by_real_plans() -> None:
     raws = messages(12)
     shadow = planned(raws, room(2_000, shadow=True))
     assert shadow.trim_decision is not None
@@ -244,14 +244,14 @@ def test_decisions_of_a_shadow_are_not_taken_for_what_was_sent() -> None:
     assert planned(raws, room(2_000, shadow=True, state=state)).trim_decision is None
 
 
-def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -> None:
+def test_overflow_names_the_largest_message() -> None:
     raws = [*messages(0), json.dumps({"role": "user", "content": "word " * 4_000}).encode()]
     with pytest.raises(ContextOverflow, match=r"messages\[2\] \(user\)") as refused:
         planned(raws, room(2_000))
     assert refused.value.param == "messages[2]"
 
 
-def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
+def test_tools_over_budget_are_named() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "word " * 500}}
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
     original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
@@ -260,7 +260,7 @@ def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
 
 
-def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -> None:
+def test_long_field_over_budget_is_not_blamed_on_a_message() -> None:
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
     original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"long fields"):
@@ -268,7 +268,7 @@ def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
-def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) -> None:
+def test_request_without_messages_is_refused_or_unchanged(wire: Wire) -> None:
     request = RequestParts(wire=wire, model="gpt-4o", provider="openai", messages=[])
     original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
     parts = original, view_of(wire, []), Conversation.of([], READER)
@@ -278,7 +278,7 @@ def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) ->
         assert make_room(*parts, place, SCALES).messages is None
 
 
-def test_a_margin_alone_refuses_nothing() -> None:
+def test_margin_alone_causes_no_refusal() -> None:
     raws = messages(2)
     least = counted([raws[0], raws[1], *raws[-2:]]).estimate.tokens
     plan = planned(raws, room(least + 5))
@@ -288,7 +288,7 @@ def test_a_margin_alone_refuses_nothing() -> None:
 
 @pytest.mark.parametrize("safety", [None, 1.0])
 @pytest.mark.parametrize("margin", [3, 600])
-def test_what_a_session_is_billed_beyond_its_estimate_has_room(safety: float | None, margin: int) -> None:
+def test_tokens_billed_beyond_estimate_have_room(safety: float | None, margin: int) -> None:
     raws = messages(12)
     least = counted([raws[0], raws[1], *raws[-2:]])
     learned = Learned(last_turn=LastTurn(least.key, 400))
@@ -298,7 +298,7 @@ def test_what_a_session_is_billed_beyond_its_estimate_has_room(safety: float | N
 
 
 @pytest.mark.parametrize("of_this_session", [True, False])
-def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
+def test_learned_correction_alone_causes_no_refusal(of_this_session: bool) -> None:
     raws = messages(4)
     original = counted([raws[0], raws[1], *raws[-2:]])
     last = LastTurn(original.key, 5_000) if of_this_session else None
@@ -308,12 +308,12 @@ def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
         planned(raws, room(original.estimate.tokens - 5, learned=learned))
 
 
-def test_a_damaged_decision_is_made_anew() -> None:
+def test_damaged_trim_decision_is_made_again() -> None:
     state = SessionState({"x": {"v": 99}, "y": {"prefix": 3}})
     assert planned(messages(12), room(2_000, state=state)).trim_decision is not None
 
 
-def test_every_action_has_a_name_when_time_is_over() -> None:
+def test_every_action_has_a_name_after_the_deadline() -> None:
     raws = messages(12)
     task = {"role": "user", "content": " ".join(f"Look for parcel {number}." for number in range(400))}
     last = {"role": "user", "content": "And now?"}
@@ -326,13 +326,13 @@ def test_every_action_has_a_name_when_time_is_over() -> None:
 # --- other formats ------------------------------------------------------------------------------------------------
 
 LEAST = ContextPolicy(overflow="least")
-#: weighs something in these formats, and is no chat message there
+#: has tokens in these formats, but is not a chat message
 SYSTEM = "You look things up, say where they are, and ask for nothing that was said before. " * 4
 OTHERS: tuple[Wire, ...] = ("messages", "responses")
 
 
 def element(wire: Wire, number: int) -> list[bytes]:
-    """A call with its result and words."""
+    """Return a tool call with its result and a text."""
     lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(12))
     if wire == "responses":
         found: list[dict[str, Any]] = [
@@ -358,7 +358,7 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
     request = RequestParts(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
     original = count_tokens(request, ESTIMATOR.estimate(request), place.learned)
     view = view_of(wire, raws)
-    # weighed as chat messages by the model's own numbers, as the planner does
+    # Tokens are counted as chat messages with the numbers of the model, as in the planner.
     bare = replace(request, messages=(), tools=(), system=None)
     reader = Reader(lambda chat: ESTIMATOR.message_tokens(replace(bare, messages=chat), read_as="chat"))
     conversation = Conversation.of(
@@ -383,9 +383,7 @@ ODD = [
 )
 @example("messages", [(2, b"965"), (0, b'{"role":"user","content":[]}')], 0.3)
 @settings(max_examples=60, deadline=None)
-def test_odd_elements_anywhere_leave_a_request_that_can_be_sent(
-    wire: Wire, odd: list[tuple[int, bytes]], share: float
-) -> None:
+def test_unusual_elements_leave_a_valid_request(wire: Wire, odd: list[tuple[int, bytes]], share: float) -> None:
     raws = messages(5) if wire == "chat" else elements(wire, 5)
     for place, raw in odd:
         raws.insert(min(place, len(raws)), raw)
@@ -399,7 +397,7 @@ def test_odd_elements_anywhere_leave_a_request_that_can_be_sent(
 
 
 def asked_twice(wire: Wire, number: int) -> list[bytes]:
-    """Words and two calls that are one message with their reasoning, or have their results in one element."""
+    """Return a text and two calls, in one message with their reasoning or with their results in one element."""
     task, call, result, said, _ = (json.loads(raw) for raw in elements(wire, number + 1)[-5:])
     if wire == "responses":
         thought = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": "x" * 80}
@@ -412,7 +410,7 @@ def asked_twice(wire: Wire, number: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("wire", OTHERS)
-def test_elements_are_counted_and_not_the_messages_that_they_are_read_as(wire: Wire) -> None:
+def test_tokens_are_counted_for_elements_not_views(wire: Wire) -> None:
     raws = [raw for number in range(8) for raw in asked_twice(wire, number)]
     plan = planned_as(wire, raws, room(900))
     rules = Counter(fate.rule for fate in plan.context.message_fates)
@@ -422,7 +420,7 @@ def test_elements_are_counted_and_not_the_messages_that_they_are_read_as(wire: W
 
 @pytest.mark.parametrize("keep_last_turns", [1, 3])
 @pytest.mark.parametrize("wire", OTHERS)
-def test_the_least_of_any_format_is_sent_over_its_budget(wire: Wire, keep_last_turns: int) -> None:
+def test_overflow_least_sends_what_must_stay(wire: Wire, keep_last_turns: int) -> None:
     raws, policy = elements(wire, 8), replace(LEAST, keep_last_turns=keep_last_turns)
     least = planned_as(wire, raws, room(1, policy=policy)).context.estimate
     for budget in range(least - 100, least + 40, 4):
@@ -430,7 +428,7 @@ def test_the_least_of_any_format_is_sent_over_its_budget(wire: Wire, keep_last_t
         assert context.estimate <= max(budget, least)
 
 
-def test_a_turn_that_is_too_long_leaves_the_next_what_there_was() -> None:
+def test_too_long_turn_does_not_trim_later_turns() -> None:
     raws = messages(12)
     first = planned(raws, room(2_000, policy=LEAST))
     assert first.trim_decision is not None
@@ -449,7 +447,7 @@ def test_a_turn_that_is_too_long_leaves_the_next_what_there_was() -> None:
 
 @pytest.mark.parametrize("keep_last_turns", [1, 3])
 @pytest.mark.parametrize("wire", OTHERS)
-def test_a_form_alone_refuses_nothing(wire: Wire, keep_last_turns: int) -> None:
+def test_request_format_alone_causes_no_refusal(wire: Wire, keep_last_turns: int) -> None:
     raws, policy = elements(wire, 8), ContextPolicy(keep_last_turns=keep_last_turns)
     least = planned_as(wire, raws, room(1, policy=replace(policy, overflow="least"))).context.estimate
     for budget in range(least, least + 40, 2):
@@ -460,7 +458,7 @@ def test_a_form_alone_refuses_nothing(wire: Wire, keep_last_turns: int) -> None:
 
 
 @pytest.mark.parametrize("wire", OTHERS)
-def test_the_least_is_sent_beside_tools_that_are_over_the_budget(wire: Wire) -> None:
+def test_overflow_least_is_sent_with_tools_over_budget(wire: Wire) -> None:
     tools = [[{"name": "f", "description": "word " * 500}]]
     with pytest.raises(BudgetTooSmall):
         planned_as(wire, elements(wire, 8), room(400), tools)
@@ -471,7 +469,7 @@ def test_the_least_is_sent_beside_tools_that_are_over_the_budget(wire: Wire) -> 
 
 @pytest.mark.parametrize("recall", ["off", "said", "all"])
 @pytest.mark.parametrize("wire", OTHERS)
-def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Recall) -> None:
+def test_repeated_request_is_sent_as_the_same_bytes(wire: Wire, recall: Recall) -> None:
     policy = ContextPolicy(safety=1.3, fit=TrimPolicy(recall=recall))
     resumed = 0
     for budget in range(500, 620, 20):
@@ -487,7 +485,7 @@ def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Re
 
 
 def written(wire: Wire, number: int) -> list[bytes]:
-    """A file that the assistant writes, and says so before."""
+    """Return an assistant message with a text and a call that writes a file."""
     said, lines = f"I write part {number}.", "\n".join(f"part {number} line {line} of {line * 7}" for line in range(40))
     if wire == "responses":
         asked = {"type": "function_call", "call_id": f"c{number}", "name": "write"}
@@ -507,7 +505,7 @@ def written(wire: Wire, number: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("wire", OTHERS)
-def test_what_an_assistant_writes_is_cut_and_goes_on_from_turn_to_turn(wire: Wire) -> None:
+def test_assistant_text_is_trimmed_from_turn_to_turn(wire: Wire) -> None:
     raws, state, before = elements(wire, 0), SessionState(), tuple[bytes, ...]()
     resumed = 0
     for number in range(30):
@@ -530,7 +528,7 @@ def test_what_an_assistant_writes_is_cut_and_goes_on_from_turn_to_turn(wire: Wir
 
 
 def run_of_one_reasoning(steps: int) -> list[bytes]:
-    """An agent in mid-work that thought once, before its first call."""
+    """Return an open run of an agent whose only reasoning is before its first call."""
     found: list[dict[str, Any]] = [
         {"role": "user", "content": "Find the parcels of order 4711."},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "Z2VoZWlt" * 20},
@@ -541,7 +539,7 @@ def run_of_one_reasoning(steps: int) -> list[bytes]:
     return [json.dumps(one).encode() for one in found]
 
 
-def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_their_reasoning() -> None:
+def test_old_results_of_open_run_are_trimmed_and_calls_stay() -> None:
     raws = run_of_one_reasoning(24)
     original, whole = [json.loads(raw) for raw in raws], planned_as("responses", raws, room(10**9)).context.estimate
     with pytest.raises(ContextOverflow):
@@ -557,7 +555,7 @@ def test_old_results_of_a_run_that_is_not_over_are_cut_and_its_calls_stay_with_t
             assert sum("Parcel" in one.get("output", "") for one in sent) > 1
 
 
-def test_a_run_that_goes_on_is_only_added_to_until_the_next_cut() -> None:
+def test_open_run_keeps_its_prefix_until_the_next_trim() -> None:
     raws, state, before, resumed = run_of_one_reasoning(60), SessionState(), tuple[bytes, ...](), 0
     for size in range(24, len(raws) + 1, 2):
         plan = planned_as("responses", raws[:size], room(4_000, state=state))
@@ -572,7 +570,7 @@ def test_a_run_that_goes_on_is_only_added_to_until_the_next_cut() -> None:
     assert resumed > 20
 
 
-def test_an_answered_run_of_one_reasoning_goes_as_a_whole() -> None:
+def test_finished_run_of_one_reasoning_is_dropped_whole() -> None:
     raws = [*run_of_one_reasoning(24), *(json.dumps({"role": "user", "content": say}).encode() for say in "ab")]
     plan = planned_as("responses", raws, room(600))
     assert plan.messages is not None
@@ -593,7 +591,7 @@ def plain() -> Plan:
     return planned(messages(12), room(2_000))
 
 
-def test_a_plan_may_need_a_summary_first_and_is_made_with_it() -> None:
+def test_plan_asks_for_summary_and_then_uses_it() -> None:
     raws = messages(12)
     asked = planned(raws, summing())
     assert asked.needs is not None
@@ -612,7 +610,7 @@ def test_a_plan_may_need_a_summary_first_and_is_made_with_it() -> None:
     assert (again.messages, again.trim_decision) == (plan.messages, None)
 
 
-def test_an_epoch_whose_summary_is_gone_is_not_used() -> None:
+def test_trim_decision_without_its_summary_is_not_used() -> None:
     raws = messages(12)
     asked = planned(raws, summing())
     assert asked.needs is not None
@@ -626,20 +624,20 @@ def test_an_epoch_whose_summary_is_gone_is_not_used() -> None:
     assert anew.messages == plain().messages
 
 
-def test_a_shadow_does_without_summaries() -> None:
+def test_shadow_uses_no_summaries() -> None:
     plan = planned(messages(12), summing(shadow=True))
     assert plan.needs is None
     assert plan.context.trimmed == plain().context.trimmed
 
 
 @pytest.mark.parametrize("window", [200, 300])
-def test_a_model_that_can_take_too_little_is_not_asked(window: int) -> None:
+def test_summary_model_with_small_window_is_not_called(window: int) -> None:
     plan = planned(messages(12), summing(window))
     assert plan.needs is None
     assert plan.messages == plain().messages
 
 
-def test_without_its_summaries_a_conversation_is_cut_as_rarely_as_by_leaving_out() -> None:
+def test_without_summaries_trims_are_as_rare_as_by_dropping() -> None:
     def cuts(strategy: Strategy) -> int:
         place = room(2_000, policy=ContextPolicy(fit=TrimPolicy(strategies=(strategy,))))
         state, found = SessionState(), 0
@@ -652,17 +650,17 @@ def test_without_its_summaries_a_conversation_is_cut_as_rarely_as_by_leaving_out
     assert cuts(Summarize(200)) == cuts(Drop()) < 6
 
 
-def test_without_a_model_nothing_is_asked() -> None:
+def test_without_summary_model_nothing_is_requested() -> None:
     place = summing()
     plan = planned(messages(12), replace(place, policy=replace(place.policy, summary=None)))
     assert plan.messages == plain().messages
 
 
-def test_a_model_of_unknown_window_is_asked_as_one_of_a_usual_one() -> None:
+def test_summary_model_of_unknown_window_gets_usual_size() -> None:
     assert planned(messages(12), summing(None)).needs is not None
 
 
-def test_what_a_small_model_is_asked_fits_its_window() -> None:
+def test_summary_request_fits_a_small_window() -> None:
     asked = planned(messages(12), summing(1_200))
     assert asked.needs is not None
     raws = [json.dumps(message).encode() for message in asked.needs.messages]
@@ -680,7 +678,7 @@ def talk(rounds: int) -> list[bytes]:
     return [json.dumps(message).encode() for message in found]
 
 
-def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_that_does_not() -> None:
+def test_decision_for_alternating_roles_is_not_shared_with_other_models() -> None:
     def turn(raws: list[bytes], state: SessionState, *, takes_turns: bool) -> tuple[list[str], Plan]:
         conversation = Conversation.of(raws, READER, takes_turns=takes_turns)
         place = room(1_500, state=state, policy=ContextPolicy(fit=TrimPolicy(recall="off")))
@@ -701,7 +699,7 @@ def test_a_model_that_wants_roles_by_turns_does_not_go_on_from_a_cut_for_one_tha
 
 
 def compacted(task_words: int) -> list[bytes]:
-    """A run that the provider compacted in the middle of it, with a task before that."""
+    """Return a task and a run that the provider compacted in the middle."""
 
     def element(role: str, *blocks: Any) -> bytes:
         return json.dumps({"role": role, "content": list(blocks)}).encode()
@@ -719,7 +717,7 @@ def compacted(task_words: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("task_words", [10, 5_000])
-def test_what_lies_before_a_compaction_takes_no_room_from_what_lies_behind_it(task_words: int) -> None:
+def test_messages_before_a_compaction_take_no_room(task_words: int) -> None:
     raws = compacted(task_words)
     whole = planned_as("messages", raws, room(10**9)).context
     plan = planned_as("messages", raws, room(int(whole.tokens * 0.8)))

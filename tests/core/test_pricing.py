@@ -37,7 +37,7 @@ def test_no_usage_costs_nothing() -> None:
     ],
     ids=["cache read", "cache write", "audio in", "audio out", "reasoning", "all"],
 )
-def test_a_part_is_priced_on_its_own_and_taken_out_of_its_side(usage: Usage, expected: int) -> None:
+def test_part_is_priced_separately_and_subtracted_from_its_side(usage: Usage, expected: int) -> None:
     assert cost(usage, FULL) == expected
 
 
@@ -55,7 +55,7 @@ HOURLY = Price(Rates(D(1), D(10), cache_write=D("1.25"), cache_write_1h=D(2)), {
     ],
     ids=["some", "more than all", "none", "no rate of its own", "no rate at all"],
 )
-def test_what_is_kept_for_an_hour_is_priced_on_its_own(usage: Usage, price: Price, expected: Decimal) -> None:
+def test_one_hour_cache_has_its_own_price(usage: Usage, price: Price, expected: Decimal) -> None:
     assert cost(usage, price) == expected
 
 
@@ -106,7 +106,7 @@ def test_a_tier_is_known_by_its_key() -> None:
     assert cost(Usage.of(1, 1), price, "balanced") == 2
 
 
-def test_what_a_tier_does_not_say_of_cache_writes_and_reasoning_is_in_proportion() -> None:
+def test_unlisted_tier_rates_are_proportional() -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 4,
@@ -123,7 +123,7 @@ def test_what_a_tier_does_not_say_of_cache_writes_and_reasoning_is_in_proportion
     assert cost(usage, price, "batch") == D("25") + 40 + 5 + 10
 
 
-def test_what_a_long_context_does_not_say_of_caches_rises_as_its_input_does() -> None:
+def test_unlisted_long_context_cache_rates_rise_with_input() -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 4,
@@ -165,11 +165,11 @@ def test_the_number_of_input_tokens_chooses_the_band_of_tiered_pricing(tokens: i
 @pytest.mark.parametrize(
     "bands", [[{"input_cost_per_query": 5, "max_results_range": [0, 9]}], [3], "x", [{"range": []}]]
 )
-def test_bands_of_something_else_are_no_price(bands: object) -> None:
+def test_tiered_pricing_of_other_units_is_no_price(bands: object) -> None:
     assert price_from_table({"tiered_pricing": bands}) is None
 
 
-def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
+def test_part_without_rate_costs_the_rate_of_its_side() -> None:
     assert cost(Usage(100, 100, 200, 20, 20, 20, 20, 20), PLAIN) == cost(Usage.of(100, 100), PLAIN)
 
 
@@ -186,7 +186,7 @@ def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
         (Usage(0, 10, 10, audio_output_tokens=4, reasoning_tokens=1000), "350"),
     ],
 )
-def test_a_part_larger_than_what_is_left_of_its_side_is_cut_to_it(usage: Usage, expected: str) -> None:
+def test_part_larger_than_its_side_is_reduced(usage: Usage, expected: str) -> None:
     assert cost(usage, FULL) == D(expected)
 
 
@@ -246,7 +246,7 @@ def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
     assert price is not None
     short, long = Usage.of(100, 1), Usage.of(300_000, 1)
     assert [cost(short, price, tier) for tier in (None, "priority", "flex")] == [110, 330, 55]
-    # What a tier does not say of them is as much above its own rates as the standard ones are.
+    # Unlisted rates of a tier are raised as much as the standard ones.
     assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_045, D("300007.5")]
 
 
@@ -254,9 +254,7 @@ def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
     ("rate", "own", "cached"),
     [("0.5", None, "0.1"), ("0.05", None, "0.05"), ("1", None, "0.1"), ("2", None, "2"), ("0.5", "0.3", "0.3")],
 )
-def test_what_was_cached_costs_no_more_in_a_cheaper_tier_that_does_not_say(
-    rate: str, own: str | None, cached: str
-) -> None:
+def test_unlisted_cache_rate_of_cheaper_tier_is_not_dearer(rate: str, own: str | None, cached: str) -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 1,
@@ -271,7 +269,7 @@ def test_what_was_cached_costs_no_more_in_a_cheaper_tier_that_does_not_say(
     assert cost(Usage(1, 0, 1, cache_read_tokens=1), price, "flex") == D(cached)
 
 
-def test_sound_in_a_tier_that_says_nothing_of_it_is_as_much_dearer_than_text_as_in_the_standard_one() -> None:
+def test_unlisted_audio_rate_of_tier_is_proportional() -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 3,
@@ -294,14 +292,14 @@ def test_sound_in_a_tier_that_says_nothing_of_it_is_as_much_dearer_than_text_as_
 
 
 @pytest.mark.parametrize(("free", "paid"), [("input", "output"), ("output", "input")])
-def test_sound_beside_texts_that_cost_nothing_has_no_proportion_to_them(free: str, paid: str) -> None:
+def test_audio_rate_is_not_derived_from_free_text(free: str, paid: str) -> None:
     sides = {f"{free}_cost_per_token": 0, f"{paid}_cost_per_token": 5, f"{free}_cost_per_audio_token": 12}
     price = price_from_table({**sides, f"{free}_cost_per_token_flex": 0, f"{paid}_cost_per_token_flex": 3})
     assert price is not None
     assert cost(Usage.of(1, 1), price, "flex") == 3
 
 
-def test_a_long_context_and_a_tier_may_name_what_the_standard_rates_do_not() -> None:
+def test_long_context_and_tier_can_add_rates() -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 4,
@@ -319,13 +317,13 @@ def test_a_long_context_and_a_tier_may_name_what_the_standard_rates_do_not() -> 
 
 
 @pytest.mark.parametrize(("own", "known"), [({"us": 1.1}, {"us"}), ({"fast": 2}, {"fast"}), ({}, set()), ("x", set())])
-def test_only_the_factors_that_an_entry_names_are_known(own: object, known: set[str]) -> None:
+def test_only_listed_factors_are_known(own: object, known: set[str]) -> None:
     price = price_from_table({"input_cost_per_token": 4, "output_cost_per_token": 20, "provider_specific_entry": own})
     assert price is not None
     assert set(price.tiers) == known
 
 
-def test_anthropics_fast_mode_costs_so_many_times_more_of_everything() -> None:
+def test_fast_mode_multiplies_all_rates() -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 4,
@@ -386,14 +384,14 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
         {"input_cost_per_token": 1e-7, "output_cost_per_token": 0, "mode": "chat"},
     ],
 )
-def test_what_is_paid_beside_tokens_makes_the_price_unknown(fees: dict[str, object]) -> None:
+def test_other_fees_make_the_price_unknown(fees: dict[str, object]) -> None:
     assert price_from_table(fees) is None
 
 
 @pytest.mark.parametrize(
     ("fees", "usd"), [({"low": 0.005, "high": "0.012", "odd": None}, "0.012"), ({}, None), (None, None), (3, None)]
 )
-def test_a_web_search_costs_the_dearest_that_the_table_says(fees: object, usd: str | None) -> None:
+def test_web_search_costs_the_highest_listed_price(fees: object, usd: str | None) -> None:
     tokens = {"input_cost_per_token": 1, "output_cost_per_token": 1, "provider_specific_entry": {"us": 1.1}}
     price = price_from_table({**tokens, "search_context_cost_per_query": fees})
     assert price is not None
@@ -407,7 +405,7 @@ def test_what_is_free_has_a_price_of_zero() -> None:
     assert cost(Usage.of(10, 10), price) == 0
 
 
-def test_what_is_paid_by_the_tokens_of_one_side_has_a_price() -> None:
+def test_price_of_only_one_side_is_accepted() -> None:
     price = price_from_table({"input_cost_per_token": 0, "output_cost_per_token": 2, "output_cost_per_image": 0.04})
     assert price is not None
     assert cost(Usage.of(10, 10), price) == 20
@@ -416,27 +414,27 @@ def test_what_is_paid_by_the_tokens_of_one_side_has_a_price() -> None:
 PICTURES = {"mode": "image_generation", "input_cost_per_token": 5, "output_cost_per_image_token": 40}
 
 
-def test_the_output_of_a_model_that_makes_pictures_costs_what_they_do() -> None:
+def test_output_of_image_model_costs_the_image_rate() -> None:
     price = price_from_table({**PICTURES, "input_cost_per_image_token": 10})
     assert price is not None
     assert price.rates == Rates(D(10), D(40))
 
 
-def test_pictures_are_dearer_than_the_texts_beside_them_in_long_contexts_too() -> None:
+def test_image_rate_applies_in_long_contexts() -> None:
     texts = {"output_cost_per_token": 12, "output_cost_per_token_above_200k_tokens": 18}
     price = price_from_table({**PICTURES, **texts, "input_cost_per_token_above_200k_tokens": 8})
     assert price is not None
     assert (price.rates, price.above) == (Rates(D(5), D(40)), ((200_000, Rates(D(8), D(40))),))
 
 
-def test_a_tier_that_says_nothing_of_pictures_is_not_known() -> None:
+def test_tier_without_image_rate_is_unknown() -> None:
     tiers = {f"{side}_cost_per_token_{tier}": 1 for side in ("input", "output") for tier in ("flex", "priority")}
     price = price_from_table({**PICTURES, **tiers, "output_cost_per_image_token_flex": 20})
     assert price is not None
     assert [cost(Usage.of(0, 1), price, tier) for tier in (None, "flex", "priority")] == [40, 20, None]
 
 
-def test_a_model_that_makes_pictures_may_be_paid_as_its_texts_are_or_by_the_picture() -> None:
+def test_image_model_is_priced_by_text_or_by_image() -> None:
     texts = {f"{side}_cost_per_token{tier}": 3 for side in ("input", "output") for tier in ("", "_flex")}
     price = price_from_table({"mode": "image_generation", **texts})
     assert price is not None
@@ -444,7 +442,7 @@ def test_a_model_that_makes_pictures_may_be_paid_as_its_texts_are_or_by_the_pict
     assert price_from_table({"mode": "image_generation", "output_cost_per_image": 0.04}) is None
 
 
-def test_pictures_of_a_model_that_writes_are_no_price_of_its_texts() -> None:
+def test_image_rate_of_text_model_is_not_its_text_rate() -> None:
     price = price_from_table({**PICTURES, "mode": "chat", "output_cost_per_token": 12})
     assert price is not None
     assert price.rates == Rates(D(5), D(12))
@@ -457,5 +455,5 @@ def test_an_embedding_has_an_input_price_only() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, [], "n/a", "NaN", "-1", -1, float("inf"), float("nan")])
-def test_an_entry_without_a_sane_price_per_token_has_none(value: object) -> None:
+def test_entry_without_valid_token_price_has_none(value: object) -> None:
     assert price_from_table({"input_cost_per_token": value, "output_cost_per_token": 1}) is None

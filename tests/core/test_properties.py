@@ -1,4 +1,4 @@
-"""The laws of the pure code, on values nobody thought of."""
+"""Test pure functions with generated values."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ sse_lines = st.sampled_from(
 
 @st.composite
 def sse_streams(draw: st.DrawFn) -> bytes:
-    """Lines under mixed line ends, closed by a blank line."""
+    """Return lines with mixed line ends, and a blank line."""
     lines = draw(st.lists(st.tuples(sse_lines, line_ends), max_size=12))
     end = draw(line_ends)
     return b"".join(line + tail for line, tail in lines) + b"data: last" + end + end
 
 
 def reference_data(stream: bytes) -> list[bytes]:
-    """The events of a stream, line by line as the standard tells it; events without data left out."""
+    """Parse events line by line as the standard describes; leave out events without data."""
     found: list[bytes] = []
     lines: list[bytes] = []
     for line in re.split(rb"\r\n|\r|\n", stream):
@@ -149,7 +149,7 @@ def test_no_bytes_are_lost_or_made_up_whatever_they_are(stream: bytes, places: l
     assert out + buffer.rest() == stream
 
 
-#: events as the APIs write them that name each one, and now and then other lines among them
+#: events with names, as some APIs write them, and sometimes other lines between them
 named_streams = st.lists(
     st.sampled_from([b"event: a\ndata: b\n\n"] * 6 + [b"event: data: a\ndata: \n\n", b"event: a\n\n", b"data: a\n"])
     | sse_lines.map(lambda line: line + b"\n\n"),
@@ -243,7 +243,7 @@ hostile_usage = st.dictionaries(
 
 @given(st.lists(hostile_usage | hostile_numbers | st.none(), max_size=4), st.booleans(), tokens, tokens)
 @law
-def test_whatever_a_provider_says_gives_counts_that_only_add(
+def test_any_reported_usage_gives_counts_that_only_add(
     reported: list[object], input_side_only: bool, estimated_in: int, estimated_out: int
 ) -> None:
     reader = UsageReader()
@@ -261,7 +261,7 @@ def test_whatever_a_provider_says_gives_counts_that_only_add(
 
 @given(st.lists(hostile_usage, max_size=3))
 @law
-def test_reading_the_last_word_twice_counts_it_once(reported: list[dict[str, object]]) -> None:
+def test_reading_the_last_usage_twice_counts_it_once(reported: list[dict[str, object]]) -> None:
     once, twice = UsageReader(), UsageReader()
     for item in reported:
         once.add(item)
@@ -286,7 +286,7 @@ def test_a_cost_lies_between_nothing_and_all_tokens_at_the_highest_rate(usage: U
 
 @given(st.dictionaries(st.sampled_from(["input_cost_per_token", "output_cost_per_token"]) | any_text, hostile_numbers))
 @law
-def test_a_price_table_of_nonsense_is_no_price_or_a_sane_one(entry: dict[str, object]) -> None:
+def test_invalid_price_table_gives_no_price_or_a_valid_one(entry: dict[str, object]) -> None:
     price = price_from_table(entry)
     assert price is None or min(price.rates.input, price.rates.output) >= 0
 
@@ -344,7 +344,7 @@ def test_ids_sort_as_their_times_do(first: int, second: int, noise: bytes, other
     assert (call_id(first, noise) < first_id_at(border)) == (first < border * 1000)
 
 
-# --- packed bodies ---------------------------------------------------------------------------------------------------------------
+# --- compressed bodies ---------------------------------------------------------------------------------------------------------------
 
 
 packers: st.SearchStrategy[Callable[[bytes], bytes]] = st.sampled_from([gzip.compress, zlib.compress])  # type: ignore[list-item]
@@ -352,7 +352,7 @@ packers: st.SearchStrategy[Callable[[bytes], bytes]] = st.sampled_from([gzip.com
 
 @given(st.binary(max_size=300), packers, cuts, st.integers(1, 400))
 @law
-def test_a_packed_body_cut_anywhere_gives_its_bytes(
+def test_compressed_body_in_any_pieces_gives_its_bytes(
     data: bytes, pack: Callable[[bytes], bytes], places: list[int], at_most: int
 ) -> None:
     unpacker = Unpacker(None)
@@ -363,7 +363,7 @@ def test_a_packed_body_cut_anywhere_gives_its_bytes(
 
 @given(st.binary(max_size=200), st.integers(0, 100))
 @law
-def test_bytes_that_are_not_packed_end_in_a_named_refusal(body: bytes, limit: int) -> None:
+def test_invalid_compressed_bytes_are_refused(body: bytes, limit: int) -> None:
     try:
         decompressed = unpack(body, limit)
     except (Corrupt, TooLarge):
@@ -376,7 +376,7 @@ def test_bytes_that_are_not_packed_end_in_a_named_refusal(body: bytes, limit: in
 
 @st.composite
 def spelled_objects(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, Any]]]:
-    """A JSON object, its keys spelled plainly or escaped, its spaces anywhere, and some keys twice."""
+    """Return a JSON object with plain or escaped keys, spaces anywhere, and sometimes duplicate keys."""
     pairs = draw(st.lists(st.tuples(clean_text | st.sampled_from(["model", "a"]), json_values), max_size=5))
     space = st.sampled_from(["", " ", "\n", "\t ", "\r\n"])
     parts = []
@@ -397,7 +397,7 @@ def utf16(text: str) -> list[int]:
 @given(spelled_objects())
 @example((b'{"MODEL":null}', [("MODEL", None)]))
 @law
-def test_a_body_is_refused_exactly_when_a_key_stands_twice(spelled: tuple[bytes, list[tuple[str, Any]]]) -> None:
+def test_body_is_refused_only_for_duplicate_keys(spelled: tuple[bytes, list[tuple[str, Any]]]) -> None:
     body, pairs = spelled
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
@@ -422,7 +422,7 @@ def test_any_body_is_read_or_refused_by_name(body: bytes) -> None:
         assert call.body == body
 
 
-#: a name of a field that means nothing to us, however it is written
+#: a name of a field that the gateway does not know
 unknown_names = clean_text.filter(
     lambda name: name.lower() not in {"n", "stream", "input", "prompt", "model", "messages"}
 )
@@ -430,9 +430,7 @@ unknown_names = clean_text.filter(
 
 @given(st.dictionaries(unknown_names, json_values, max_size=5), clean_text.filter(bool), st.booleans(), st.booleans())
 @law
-def test_fields_nobody_knows_survive_a_change_and_a_call_without_one_keeps_its_bytes(
-    unknown: dict[str, Any], model: str, stream: bool, ask: bool
-) -> None:
+def test_unknown_fields_survive_a_change(unknown: dict[str, Any], model: str, stream: bool, ask: bool) -> None:
     body = {**unknown, "model": "alias", "messages": [{"role": "user", "content": "x"}], "stream": stream}
     body.pop("stream_options", None)
     raw = json.dumps(body).encode()
@@ -500,5 +498,5 @@ def test_any_json_value_is_decoded_as_the_standard_library_does(value: object) -
 
 @given(any_text, any_text)
 @law
-def test_a_longer_text_never_weighs_less(first: str, second: str) -> None:
+def test_longer_text_never_has_fewer_tokens(first: str, second: str) -> None:
     assert estimate_tokens(first + second) == pytest.approx(estimate_tokens(first) + estimate_tokens(second))

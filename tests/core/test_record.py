@@ -1,4 +1,4 @@
-"""What a record tells of its call beside what stands in it."""
+"""Test the values that are computed from a call record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD = CallRecord(
 )  # fmt: skip
 
 
-def test_a_margin_is_no_part_of_what_remains_and_less_than_nothing_remains_of_no_budget() -> None:
+def test_remaining_tokens_exclude_margin_and_are_not_negative() -> None:
     assert replace(CONTEXT, margin=20).remaining == 30
     assert replace(CONTEXT, margin=60).remaining == 0
     assert replace(CONTEXT, budget=None).remaining is None
@@ -30,30 +30,30 @@ def test_a_shadow_saves_nothing() -> None:
     assert replace(RECORD, context=None).saved_tokens == 0
 
 
-def test_a_session_remembers_by_how_much_its_estimate_was_off() -> None:
+def test_last_turn_is_the_error_of_the_estimate() -> None:
     assert RECORD.last_turn == LastTurn("k", 20)
 
 
-def test_what_a_provider_dropped_of_what_it_keeps_makes_no_request_lighter() -> None:
+def test_dropped_kept_tokens_do_not_lower_the_estimate() -> None:
     assert replace(CONTEXT, kept=1_000).reported(1_095) == LastTurn("k", 5)
     assert replace(CONTEXT, kept=1_000).reported(400) == LastTurn("k", 0)
 
 
 @pytest.mark.parametrize(("tokens", "source"), [(0, "provider"), (110, "estimated"), (110, "mixed")])
-def test_only_what_the_provider_said_teaches_and_no_request_weighs_nothing(tokens: int, source: UsageSource) -> None:
+def test_only_reported_nonzero_usage_teaches(tokens: int, source: UsageSource) -> None:
     taught = replace(
         RECORD, charge=Charge(Usage.of(tokens, 1), source), context=replace(CONTEXT, before=LastTurn("k", 1))
     )
     assert (taught.last_turn, taught.request_tokens) == (None, 0)
 
 
-def test_a_surprise_is_one_only_where_something_was_expected() -> None:
+def test_surprise_needs_an_expectation() -> None:
     tokens = CONTEXT.tokens + 10
     assert CONTEXT.surprise(tokens) is None
     assert replace(CONTEXT, before=LastTurn("k", 10)).surprise(tokens) == 10
 
 
-def test_passes_beyond_the_first_are_no_part_of_what_the_request_weighed() -> None:
+def test_further_passes_do_not_count_as_request_tokens() -> None:
     context = replace(CONTEXT, before=LastTurn("k", 10), beyond=80)
     record = replace(RECORD, charge=Charge(Usage.of(190, 1), "provider"), context=context)
     assert (record.request_tokens, context.surprise(record.request_tokens)) == (110, 10)
@@ -62,6 +62,6 @@ def test_passes_beyond_the_first_are_no_part_of_what_the_request_weighed() -> No
     assert (unknown.request_tokens, unknown.last_turn) == (0, None)
 
 
-def test_the_tools_of_a_call_count_unless_its_own_record_may_yet_come() -> None:
+def test_tools_count_unless_record_is_provisional() -> None:
     assert RECORD.counted_tools == ("find",)
     assert replace(RECORD, outcome=ORPHANED).counted_tools == replace(RECORD, charge=None).counted_tools == ()

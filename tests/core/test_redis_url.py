@@ -1,4 +1,4 @@
-"""Addresses of a Redis."""
+"""Test Redis URLs."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ from gateway.core.redis_url import Address, parse
         ("redis+cluster://a:1,b", Address("cluster", (("a", 1), ("b", 6379)), "redis+cluster://a:1,b")),
     ],
 )  # fmt: skip
-def test_an_address_says_where_a_redis_is_and_who_asks(url: str, expected: Address) -> None:
+def test_redis_url_is_parsed(url: str, expected: Address) -> None:
     assert parse(url) == expected
 
 
-HOST = "each host is a name or an address, with a port between 1 and 65535"
-DATABASE = "what stands behind the hosts is the database, a number as in /0"
+HOST = "each host is a name or an address, optionally with a port from 1 to 65535"
+DATABASE = "after the hosts only a database number may follow, as in /0"
 
 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("", "this is no address of a Redis"),
-        ("postgres://h", "this is no address of a Redis"),
-        ("redis+tls://h", "this is no address of a Redis"),
+        ("", "this is not a Redis URL"),
+        ("postgres://h", "this is not a Redis URL"),
+        ("redis+tls://h", "this is not a Redis URL"),
         ("redis", HOST),
         ("redis://", HOST),
         ("redis:///1", HOST),
@@ -79,21 +79,21 @@ DATABASE = "what stands behind the hosts is the database, a number as in /0"
         ("redis://h/1/", DATABASE),
         ("redis+sentinel://a/main/1/2", DATABASE),
         ("redis+sentinel://a/main/", DATABASE),
-        ("redis://a,b", "several hosts are for redis+sentinel:// and redis+cluster://"),
-        ("redis+sentinel://a", "behind the sentinels stands the name of their service"),
-        ("redis+sentinel://a//1", "behind the sentinels stands the name of their service"),
-        ("redis+cluster://a/1", "a cluster has no database but 0"),
-        ("redis://h?db=SECRET", "there is no such option here; known: none, without TLS (rediss://)"),
-        ("redis://h?ssl_ca_certs=SECRET", "there is no such option here; known: none, without TLS (rediss://)"),
-        ("rediss://h?ssl_cert_reqs=none", "there is no such option here; known: ssl_ca_certs, ssl_certfile, "),
-        ("rediss://h?sentinel_password=SECRET", "there is no such option here; known: ssl_ca_certs, ssl_certfile, "),
-        ("rediss://h?ssl_check_hostname=SECRET", "ssl_check_hostname is true or false"),
-        ("rediss://h?ssl_ca_certs", "each option behind the question mark is NAME=VALUE"),
-        ("rediss://h?SECRET", "each option behind the question mark is NAME=VALUE"),
-        ("rediss://h?ssl_ca_certs=a&ssl_ca_certs=b", "an option stands there twice"),
+        ("redis://a,b", "several hosts need redis+sentinel:// or redis+cluster://"),
+        ("redis+sentinel://a", "the name of the service must follow the sentinels"),
+        ("redis+sentinel://a//1", "the name of the service must follow the sentinels"),
+        ("redis+cluster://a/1", "a cluster only has database 0"),
+        ("redis://h?db=SECRET", "unknown option; known: none without TLS (rediss://)"),
+        ("redis://h?ssl_ca_certs=SECRET", "unknown option; known: none without TLS (rediss://)"),
+        ("rediss://h?ssl_cert_reqs=none", "unknown option; known: ssl_ca_certs, ssl_certfile, "),
+        ("rediss://h?sentinel_password=SECRET", "unknown option; known: ssl_ca_certs, ssl_certfile, "),
+        ("rediss://h?ssl_check_hostname=SECRET", "ssl_check_hostname must be true or false"),
+        ("rediss://h?ssl_ca_certs", "each option after the question mark must be NAME=VALUE"),
+        ("rediss://h?SECRET", "each option after the question mark must be NAME=VALUE"),
+        ("rediss://h?ssl_ca_certs=a&ssl_ca_certs=b", "an option is given twice"),
     ],
 )
-def test_what_is_no_address_is_refused_by_the_part_that_is_wrong_and_not_repeated(url: str, problem: str) -> None:
+def test_invalid_redis_url_is_refused_without_repeating_it(url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(problem)}") as caught:
         parse(url)
     assert "SECRET" not in str(caught.value)

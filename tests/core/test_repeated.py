@@ -10,12 +10,12 @@ LONG = b"a" * 4_000
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
-def test_it_is_a_key_for_its_bytes(one: bytes, other: bytes) -> None:
+def test_equal_bytes_are_the_same_key(one: bytes, other: bytes) -> None:
     assert ({Repeated(one): 1}.get(Repeated(bytes(bytearray(other)))) == 1) is (one == other)
     assert (Repeated(one) == Repeated(other)) is (one == other)
 
 
-def test_bytes_that_differ_where_no_sample_is_taken_are_told_apart() -> None:
+def test_bytes_that_differ_outside_samples_are_different_keys() -> None:
     other = LONG[:500] + b"b" + LONG[501:]
     assert hash(Repeated(LONG)) == hash(Repeated(other)), "else this says nothing"
     assert Repeated(LONG) != Repeated(other)
@@ -23,7 +23,7 @@ def test_bytes_that_differ_where_no_sample_is_taken_are_told_apart() -> None:
     assert digest_again(LONG) != digest_again(other)
 
 
-def test_it_is_no_key_for_anything_else() -> None:
+def test_key_differs_from_other_types() -> None:
     assert Repeated(b"x") != b"x"
 
 

@@ -33,12 +33,12 @@ def test_patterns_are_shell_patterns_and_know_case(routes: Routes, model: str, r
     assert routes.resolve(model).rule == rule
 
 
-def test_a_provider_before_a_slash_decides_against_rules_for_other_names() -> None:
+def test_provider_prefix_precedes_general_rules() -> None:
     rules = [ModelRule("*", "openai"), ModelRule("gro*/llama-4", "openai"), ModelRule("llama-4", "openai")]
     assert Routes(rules, PROVIDERS, "openai").resolve("groq/llama-4") == Route("groq", "llama-4")
 
 
-def test_a_rule_for_names_that_begin_with_a_provider_comes_first() -> None:
+def test_rule_for_provider_prefix_precedes_the_prefix() -> None:
     own, hosted = ModelRule("groq/own*", "groq"), ModelRule("openai/gpt-oss-*", "groq")
     routes = Routes([ModelRule("*", "anthropic"), own, hosted], PROVIDERS, "openai")
     assert routes.resolve("groq/own-1") == Route("groq", "groq/own-1", own)
@@ -54,7 +54,7 @@ def test_an_unused_provider_before_a_slash_is_part_of_a_name() -> None:
     assert routes.leads_to("openai/gpt-oss-20b", "groq")
 
 
-def test_a_rule_for_names_that_begin_with_an_unused_providers_comes_first_as_well() -> None:
+def test_rule_for_unused_provider_prefix_comes_first() -> None:
     hosted = ModelRule("openai/gpt-oss-*", "groq")
     routes = Routes([ModelRule("*", "anthropic"), hosted], PROVIDERS, "groq", unused={"openai"})
     assert routes.resolve("openai/gpt-oss-20b") == Route("groq", "openai/gpt-oss-20b", hosted)
@@ -62,11 +62,11 @@ def test_a_rule_for_names_that_begin_with_an_unused_providers_comes_first_as_wel
     assert routes.resolve("openai/gpt-5").provider == "anthropic"
 
 
-def test_a_slash_behind_no_known_provider_is_part_of_the_name(routes: Routes) -> None:
+def test_slash_after_unknown_provider_is_part_of_the_name(routes: Routes) -> None:
     assert routes.resolve("meta/llama-4") == Route("openai", "meta/llama-4")
 
 
-def test_a_model_of_a_providers_name_is_that_model(routes: Routes) -> None:
+def test_model_named_like_a_provider_is_a_model(routes: Routes) -> None:
     assert routes.resolve("groq") == Route("openai", "groq")
 
 
@@ -81,7 +81,7 @@ def test_without_a_default_provider_an_unknown_model_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize(("anthropic", "provider"), [(True, "anthropic"), (False, "openai")])
-def test_a_path_without_a_model_goes_where_its_api_is_spoken(routes: Routes, anthropic: bool, provider: str) -> None:
+def test_path_without_model_goes_to_provider_of_its_api(routes: Routes, anthropic: bool, provider: str) -> None:
     assert routes.without_model(anthropic) == provider
 
 
@@ -98,13 +98,11 @@ def test_a_path_without_a_model_and_without_a_default_is_refused() -> None:
     ("model", "provider", "leads"),
     [("gpt-4o", "openai", True), ("gpt-4o", "groq", False), ("my-alias", "openai", False), ("x", "openai", True)],
 )
-def test_a_name_leads_to_a_provider_only_where_it_is_served_under_that_name(
-    routes: Routes, model: str, provider: str, leads: bool
-) -> None:
+def test_leads_to_requires_same_name_at_provider(routes: Routes, model: str, provider: str, leads: bool) -> None:
     assert routes.leads_to(model, provider) is leads
 
 
-def test_a_name_that_is_refused_leads_nowhere() -> None:
+def test_refused_name_leads_to_no_provider() -> None:
     assert not Routes([], ["openai"], None).leads_to("x", "openai")
 
 
@@ -112,12 +110,12 @@ def test_every_provider_is_named(routes: Routes) -> None:
     assert routes.providers == {"openai", "groq", "anthropic"}
 
 
-# --- several ways for one model -----------------------------------------------------------------------------------------
+# --- several routes for one model -----------------------------------------------------------------------------------------
 
 SHARED = ModelRule("shared", "openai", "m", shares=(("openai", 3.0), ("groq", 1.0)))
 
 
-def test_calls_of_one_session_go_the_same_way_and_sessions_are_shared_by_weight() -> None:
+def test_sessions_are_distributed_by_share_and_stay() -> None:
     routes = Routes([SHARED], PROVIDERS, None)
     firsts = [routes.chain("shared", f"session {number}")[0].provider for number in range(4000)]
     assert 0.72 < firsts.count("openai") / 4000 < 0.78
@@ -133,7 +131,7 @@ def test_the_others_that_share_a_model_come_after_the_first() -> None:
     assert {route.model for route in chain} == {"m"}
 
 
-def test_only_those_sessions_move_that_come_to_a_new_provider() -> None:
+def test_new_provider_only_moves_its_own_sessions() -> None:
     more = ModelRule("shared", "openai", "m", shares=(("openai", 3.0), ("groq", 1.0), ("mistral", 1.0)))
     before, after = Routes([SHARED], PROVIDERS, None), Routes([more], [*PROVIDERS, "mistral"], None)
     moved = [
@@ -146,7 +144,7 @@ def test_only_those_sessions_move_that_come_to_a_new_provider() -> None:
     assert {now for _, now in moved} == {"mistral"}
 
 
-def test_models_to_fall_back_on_follow_once_each_and_not_without_end() -> None:
+def test_fallbacks_follow_once_each_up_to_the_limit() -> None:
     rules = [
         ModelRule("first", "openai", fallback=("second", "groq/third", "first", "second")),
         ModelRule("second", "groq", fallback=("never",)),
@@ -161,7 +159,7 @@ def test_models_to_fall_back_on_follow_once_each_and_not_without_end() -> None:
     assert len(Routes([many], PROVIDERS, None).chain("many", "s")) == 8
 
 
-def test_a_model_that_a_provider_is_told_to_call_is_looked_up_by_the_providers_name_of_it() -> None:
+def test_model_is_found_by_its_name_at_the_provider() -> None:
     rules = [
         ModelRule("openai/*", "groq"),
         ModelRule("openai/o1-pro", "openai"),
@@ -176,7 +174,7 @@ def test_a_model_that_a_provider_is_told_to_call_is_looked_up_by_the_providers_n
     assert routes.named_at("groq", "groq/x") == Route("groq", "groq/x")
 
 
-def test_the_way_that_an_earlier_call_took_is_found_by_its_rule() -> None:
+def test_route_of_earlier_call_is_found_by_its_rule() -> None:
     rules = [ModelRule("cheap", "openai", "real"), ModelRule("dear", "openai", "real")]
     routes = Routes(rules, PROVIDERS, None)
     for rule in rules:
@@ -190,7 +188,7 @@ def test_the_names_of_models_are_those_of_rules_that_are_no_patterns(routes: Rou
     assert routes.names() == ["my-alias"]
 
 
-def test_a_session_whose_name_is_no_whole_text_goes_somewhere_all_the_same() -> None:
+def test_seed_with_lone_surrogate_is_routed() -> None:
     rule = ModelRule("m", "openai", shares=(("openai", 1), ("groq", 1)))
     assert len(Routes([rule], PROVIDERS, None).chain("m", "\ud800")) == 2
 
@@ -201,5 +199,5 @@ def test_the_agent_of_a_route_is_that_of_its_rule() -> None:
     assert Route("openai", "m").agent is None
 
 
-def test_a_model_that_no_rule_names_has_one_way(routes: Routes) -> None:
+def test_model_without_rule_has_one_route(routes: Routes) -> None:
     assert routes.chain("groq/x", "s") == (Route("groq", "x"),)

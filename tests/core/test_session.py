@@ -22,11 +22,11 @@ def trim_decision(prefix: str) -> dict[str, object]:
     return {"v": 1, "prefix": prefix}
 
 
-def test_an_epoch_is_kept_under_its_prefix() -> None:
+def test_trim_decision_is_kept_by_prefix() -> None:
     assert SessionState().with_trim_decision(trim_decision("a")).trim_decisions == {"a": trim_decision("a")}
 
 
-def test_an_epoch_takes_the_place_of_the_one_it_goes_on_from() -> None:
+def test_trim_decision_replaces_the_one_it_continues() -> None:
     state = (
         SessionState()
         .with_trim_decision(trim_decision("a"))
@@ -36,14 +36,14 @@ def test_an_epoch_takes_the_place_of_the_one_it_goes_on_from() -> None:
     assert list(state.trim_decisions) == ["b", "c"]
 
 
-def test_the_oldest_conversation_gives_way() -> None:
+def test_oldest_conversation_is_dropped() -> None:
     state = SessionState()
     for number in range(MAX_DECISIONS + 2):
         state = state.with_trim_decision(trim_decision(str(number)))
     assert list(state.trim_decisions) == [str(number) for number in range(2, MAX_DECISIONS + 2)]
 
 
-def test_the_same_epoch_again_is_the_newest_and_stands_once() -> None:
+def test_repeated_trim_decision_becomes_the_newest() -> None:
     state = (
         SessionState()
         .with_trim_decision(trim_decision("a"))
@@ -57,7 +57,7 @@ def summed(prefix: str, summary: object) -> dict[str, object]:
     return {**trim_decision(prefix), "summary": summary}
 
 
-def test_a_summary_stays_as_long_as_an_epoch_refers_to_it() -> None:
+def test_summary_is_kept_while_a_trim_decision_refers_to_it() -> None:
     state = SessionState().with_summary("s1", "first").with_trim_decision(summed("a", "s1"))
     assert state.summaries == {"s1": "first"}
     state = state.with_trim_decision(trim_decision("b"))
@@ -72,7 +72,7 @@ def test_of_two_summaries_of_the_same_messages_the_first_is_kept() -> None:
     assert state.with_trim_decision(summed("a", "s1"), summaries={"s1": "second"}).summaries == {"s1": "first"}
 
 
-def test_a_text_that_was_forgotten_meanwhile_comes_with_its_epoch() -> None:
+def test_dropped_summary_returns_with_its_trim_decision() -> None:
     state = SessionState().with_summary("s1", "first").with_trim_decision(trim_decision("other"))
     assert state.summaries == {}
     assert state.with_trim_decision(summed("a", "s1"), summaries={"s1": "first", "s0": "x"}).summaries == {
@@ -90,7 +90,7 @@ def test_summaries_are_bounded_and_the_newest_stay() -> None:
     assert SessionState().with_summary("s", "x" * (MAX_SUMMARIES + 1)).summaries == {}
 
 
-def test_an_epoch_that_names_nonsense_does_no_harm() -> None:
+def test_invalid_summary_name_in_trim_decision_is_ignored() -> None:
     state = SessionState().with_summary("s1", "first")
     assert state.with_trim_decision(summed("a", ["s1"])).with_trim_decision(summed("b", "s9")).summaries == {}
 
@@ -105,25 +105,25 @@ def test_conversations_that_share_a_summary_keep_it_once() -> None:
     assert state.with_trim_decision(trim_decision("c"), instead_of="a").summaries == {"s1": "first"}
 
 
-def test_an_agent_has_one_place_and_the_one_that_went_on_last_is_at_the_end() -> None:
+def test_agents_are_ordered_by_last_change() -> None:
     state = SessionState().with_step("a", StepState("x")).with_step("b", StepState("y")).with_step("a", StepState("z"))
     assert list(state.steps.items()) == [("b", StepState("y")), ("a", StepState("z"))]
 
 
-def test_the_agent_that_stood_still_longest_gives_way() -> None:
+def test_longest_unused_agent_is_dropped() -> None:
     state = SessionState()
     for number in range(MAX_AGENTS + 1):
         state = state.with_step(f"a{number}", StepState("x")).with_step("a0", StepState("y", number))
     assert list(state.steps) == [f"a{number}" for number in range(2, MAX_AGENTS + 1)] + ["a0"]
 
 
-def test_what_stands_on_an_answer_is_found_by_any_of_its_ids_at_its_provider() -> None:
+def test_kept_tokens_are_found_by_any_id_at_the_provider() -> None:
     known = Remembered(kept=kept_as("p", ("resp_1", "conv_1"), 6_000))
     assert known.kept_by("p", ("resp_1",)) == known.kept_by("p", ("conv_1",)) == 6_000
     assert known.kept_by("q", ("resp_1",)) == known.kept_by("p", ("resp_2",)) == known.kept_by("p", ()) == 0
 
 
-def test_the_newest_of_a_conversation_counts_and_the_oldest_answers_give_way() -> None:
+def test_newest_kept_entry_counts_and_oldest_are_dropped() -> None:
     kept = ""
     for number in range(20):
         kept = (kept_as("p", (f"resp_{number}",), number + 1) + kept_as("p", ("conv",), number) + kept)[:MAX_KEPT]
@@ -135,20 +135,20 @@ def test_the_newest_of_a_conversation_counts_and_the_oldest_answers_give_way() -
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(-5, 0), (0, 0), (16**8, 16**8 - 1), (10**40, 16**8 - 1)])
-def test_whatever_is_reported_and_however_long_an_id_is_takes_the_same_room(tokens: int, kept: int) -> None:
+def test_kept_entries_have_a_fixed_width(tokens: int, kept: int) -> None:
     written = kept_as("p", ("r" * 100_000, "\ud83d"), tokens)
     assert len(written) == 2 * len(kept_as("p", ("r",), 1))
     assert Remembered(kept=written).kept_by("p", ("\ud83d",)) == kept
 
 
 @pytest.mark.parametrize("damage", ["x", "zz", "00"])
-def test_what_is_damaged_is_not_known(damage: str) -> None:
+def test_damaged_kept_text_gives_zero(damage: str) -> None:
     written = kept_as("p", ("r",), 6_000)
     assert Remembered(kept=written[:16] + damage).kept_by("p", ("r",)) == 0
     assert Remembered(kept=damage + written).kept_by("p", ("r",)) == 0
 
 
-def test_the_conversation_whose_thinking_was_not_seen_longest_gives_way() -> None:
+def test_oldest_thinking_origins_are_dropped() -> None:
     state = SessionState()
     for number in range(MAX_DECISIONS + 2):
         state = state.with_thinking(str(number), (ThinkingOrigin("a", "m", number),))
@@ -158,7 +158,7 @@ def test_the_conversation_whose_thinking_was_not_seen_longest_gives_way() -> Non
     assert len(state.thinking) == MAX_DECISIONS
 
 
-def test_results_that_were_not_read_are_remembered_and_the_oldest_give_way() -> None:
+def test_unread_results_are_kept_and_oldest_dropped() -> None:
     state = SessionState()
     for number in range(MAX_UNREAD + 3):
         state = state.with_unread({str(number): UnreadForm("summary")})

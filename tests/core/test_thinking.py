@@ -78,7 +78,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
         ("responses", user("reasoning"), user("reasoning"), 0),
     ],
 )  # fmt: skip
-def test_thinking_is_taken_out_of_a_message_and_nothing_else(
+def test_only_thinking_is_removed_from_a_message(
     wire: Wire, message: dict[str, Any], bare: dict[str, Any] | None, blocks: int
 ) -> None:
     found = bare_message(wire, encode(message))
@@ -111,7 +111,7 @@ def test_the_first_changed_message_is_found(place: int) -> None:
     assert bound(FOUR).first_change(None, raws(changed), "") == place
 
 
-def test_a_message_left_out_is_a_change_where_it_stood() -> None:
+def test_dropped_message_is_a_change_at_its_position() -> None:
     assert bound(FOUR).first_change(None, raws([FOUR[0], *FOUR[2:]]), "") == 1
     assert bound(FOUR).first_change(None, raws(FOUR[:-2]), "") == 5
 
@@ -141,7 +141,7 @@ def test_after_a_change_what_was_sent_then_is_compared_and_not_what_was_received
     conversation = bound(more)
     assert conversation.find([known.to_json()]) == known
     assert conversation.first_change(known, raws([*sent, *more[7:]]), "") is None
-    # What was received was not sent then: replies since that change were created after something else.
+    # The received messages were not sent then: later replies were created after other messages.
     assert conversation.first_change(known, raws(more), "") == 7
     assert conversation.first_change(known, raws([*sent, thought(4), user("other")]), "") == 8
     assert (conversation.stale(0, known.removed), conversation.stale(0, ())) == (1, 4)
@@ -180,7 +180,7 @@ def test_a_damaged_prefix_is_ignored(value: Any) -> None:
     assert SentPrefix.from_json(value) is None
 
 
-def test_results_after_the_last_reply_were_not_read_yet() -> None:
+def test_results_after_last_reply_are_unread() -> None:
     assert bound(FOUR).after_last_reply == 6
     assert bound([*FOUR, thought(4)]).after_last_reply == 8
     assert bound([user("a")]).after_last_reply == 0
@@ -260,13 +260,13 @@ class Signer:
         return thought(number)
 
 
-#: what is done to a message from some turn on: nothing, another text, left out
+#: how a message is changed from some turn on: unchanged, another text, left out
 EDIT = st.sampled_from(["keep", "keep", "keep", "short", "drop"])
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(EDIT, min_size=24, max_size=24)), min_size=2, max_size=10))
 def test_after_any_changes_the_thinking_that_is_left_is_valid(turns: list[tuple[bool, list[str]]]) -> None:
-    """Each turn may change what becomes of the user's messages; what it decided holds until the next change."""
+    """Each turn can change how user messages are sent; a change applies until the next one."""
     provider, state = Signer(), SessionState()
     messages = [user("0")]
     edits: list[str] = []

@@ -1,4 +1,4 @@
-"""Which thinking blocks the model or the account that is called cannot read."""
+"""Test which thinking blocks the called model or account cannot read."""
 
 from __future__ import annotations
 

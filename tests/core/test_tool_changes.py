@@ -115,7 +115,7 @@ def test_a_tool_that_the_request_does_not_list_is_not_named() -> None:
         ([user("a")], 0, False),
     ],
 )
-def test_a_change_stands_after_the_user_and_before_the_model_or_the_end(
+def test_tool_change_is_placed_after_user_message(
     messages: Sequence[dict[str, Any]], size: int, *, may_stand: bool
 ) -> None:
     assert may_stand_at(bound(messages), size) is may_stand

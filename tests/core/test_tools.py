@@ -32,12 +32,12 @@ def test_tools_beyond_the_first_ones_are_counted_together() -> None:
     assert use.recent[-3:] == ("t0", "t300", OTHERS)
 
 
-def test_a_tool_that_is_called_as_all_others_are_takes_no_place() -> None:
+def test_tool_named_like_the_others_entry_takes_no_slot() -> None:
     use = ToolUse().with_calls([OTHERS, *(f"t{number}" for number in range(MAX_NAMES))])
     assert use.calls[OTHERS] == 1
     assert use.calls[f"t{MAX_NAMES - 1}"] == 1
 
 
 @given(NAMES, NAMES)
-def test_calls_add_up_wherever_one_answer_ends(first: list[str], second: list[str]) -> None:
+def test_tool_counts_do_not_depend_on_response_boundaries(first: list[str], second: list[str]) -> None:
     assert ToolUse().with_calls(first).with_calls(second) == ToolUse().with_calls(first + second)

@@ -17,11 +17,11 @@ def test_usage_of_two_sides_totals_them() -> None:
     assert Usage.of(3, 4) == Usage(3, 4, 7)
 
 
-def test_what_is_left_beside_a_part_is_never_below_nothing() -> None:
+def test_usage_without_a_part_is_never_negative() -> None:
     assert FULL.without(Usage(40, 20, 60, 90)) == Usage(60, 0, 65, 0, 10, 5, 3, 2)
 
 
-def test_what_was_not_sent_is_counted_and_taken_back() -> None:
+def test_saved_tokens_are_added_and_subtracted() -> None:
     once = Totals().add(charge("provider"), 7)
     both = once.add(charge("estimated"))
     assert (both.calls, both.trimmed_calls, both.saved_tokens) == (2, 1, 7)
@@ -68,7 +68,7 @@ def test_a_call_without_a_price_is_counted_as_unpriced_and_costs_nothing() -> No
         (("provider", "estimated"), "mixed"),
     ],
 )
-def test_totals_are_graded_by_how_many_calls_were_estimated(sources: tuple[UsageSource, ...], grade: str) -> None:
+def test_totals_source_depends_on_estimated_calls(sources: tuple[UsageSource, ...], grade: str) -> None:
     totals = Totals()
     for source in sources:
         totals = totals.add(charge(source))

@@ -36,7 +36,7 @@ GIVEN = st.tuples(st.text(max_size=3), st.integers(0, 2), st.tuples(st.integers(
 
 
 @given(GIVEN, GIVEN)
-def test_it_is_equal_hashed_shown_and_replaced_as_a_frozen_one(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
+def test_dataclass_behaves_like_a_frozen_one(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
     ours, theirs = Ours(*one), Theirs(*one)
     assert hash(ours) == hash(theirs)
     assert (ours == Ours(*other)) is (theirs == Theirs(*other))
@@ -46,7 +46,7 @@ def test_it_is_equal_hashed_shown_and_replaced_as_a_frozen_one(one: tuple, other
     assert not hasattr(ours, "__dict__")
 
 
-def test_one_that_is_not_compared_by_its_fields_is_a_key_by_itself() -> None:
+def test_dataclass_without_eq_is_hashed_by_identity() -> None:
     @values.dataclass(frozen=True, eq=False)
     class Single:
         name: str
@@ -56,7 +56,7 @@ def test_one_that_is_not_compared_by_its_fields_is_a_key_by_itself() -> None:
     assert {one: 1} == {one: 1}
 
 
-def test_one_that_may_change_is_no_key() -> None:
+def test_mutable_dataclass_is_not_hashable() -> None:
     @values.dataclass(slots=True)
     class Changing:
         name: str
@@ -65,7 +65,7 @@ def test_one_that_may_change_is_no_key() -> None:
         hash(Changing("a"))
 
 
-def test_in_the_development_mode_nobody_can_change_one() -> None:
+def test_development_mode_freezes_instances() -> None:
     command = [sys.executable, "-X", "dev", "-c", PROGRAM]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 1

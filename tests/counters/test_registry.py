@@ -41,11 +41,11 @@ def test_where_a_users_counter_fails_the_heuristic_counts_and_the_log_says_so_on
         plain.count(text) for text in ("b", "c", "e", "no such key")
     ]
     assert [record.message for record in caplog.records] == [
-        f"the token counter {own_module}:Fails failed; where it does, the heuristic counts"
+        f"the token counter {own_module}:Fails failed; the heuristic counts instead"
     ]
 
 
-def test_a_users_counter_is_told_from_another_that_has_its_name(own_module: str) -> None:
+def test_counters_with_equal_names_are_distinguished(own_module: str) -> None:
     counters = Counters()
     counters.add(f"{own_module}:Fails")
     own, theirs = counters.counter(f"{own_module}:Fails"), counters.counter("o200k_base")
@@ -63,7 +63,7 @@ def test_a_users_counter_is_told_from_another_that_has_its_name(own_module: str)
         ("Odd", "no name"),
     ],
 )
-def test_what_is_no_counter_is_refused_with_its_reason(own_module: str, name: str, why: str) -> None:
+def test_invalid_counter_is_refused_with_reason(own_module: str, name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Counters().add(f"{own_module}:{name}")
 

@@ -19,7 +19,7 @@ from gateway.counters.registry import Counters
 from gateway.counters.tiktoken import TABLES, TiktokenCounter, load, rank_folders
 from tests.conftest import StartGateway
 
-#: what the patterns split apart: cases, contractions, scripts, marks, numbers, signs, spaces, ends of lines
+#: parts that the patterns split: cases, contractions, scripts, marks, numbers, signs, spaces, line ends
 ODD_TEXTS = (
     "I'm HE'LL we'Ve don\u2019t O'Clock camelCase HTTPServer ǅungla",
     "1 12 123 1234 12345678 ٣٤٥ ½ Ⅷ",
@@ -30,7 +30,7 @@ ODD_TEXTS = (
 
 
 def linked(folder: Path) -> Path:
-    """The rank files in a folder where nobody has looked yet."""
+    """Link the rank files into a new folder."""
     there = rank_folders()[-1]
     for table in TABLES.values():
         (folder / table.file).symlink_to(there / table.file)
@@ -38,7 +38,7 @@ def linked(folder: Path) -> Path:
 
 
 def probed(counters: Counters) -> dict[str, str]:
-    """Encoding -> name of the counter that stands for it."""
+    """Return the name of the counter of each encoding."""
     return {encoding: counters.counter(encoding).name for encoding in TABLES}
 
 
@@ -48,7 +48,7 @@ def counters() -> Counters:
 
 
 def test_known_texts_have_their_known_counts(counters: Counters) -> None:
-    """Counts as published for these encodings."""
+    """Compare with published counts of these encodings."""
     o200k, cl100k = counters.counter("o200k_base"), counters.counter("cl100k_base")
     assert (o200k.name, cl100k.name) == ("tiktoken:o200k_base", "tiktoken:cl100k_base")
     assert [counter.count("hello world") for counter in (o200k, cl100k)] == [2, 2]
@@ -59,7 +59,7 @@ def test_known_texts_have_their_known_counts(counters: Counters) -> None:
 
 @pytest.fixture(scope="module")
 def theirs() -> Mapping[str, Callable[[str], list[int]]]:
-    """How tiktoken encodes with what it reads by itself."""
+    """Return the encoding that tiktoken loads itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_CACHE_DIR", str(rank_folders()[-1]))
         return {name: tiktoken.get_encoding(name).encode_ordinary for name in TABLES}
@@ -81,7 +81,7 @@ def test_every_count_is_that_of_tiktoken_itself(
     assert counters.counter(encoding).count(text) == len(theirs[encoding](text))
 
 
-def test_what_only_building_needs_is_not_kept(tmp_path: Path) -> None:
+def test_ranks_are_released_after_building(tmp_path: Path) -> None:
     """The ranks alone would be 400,000 objects."""
     before = sys.getallocatedblocks()
     counter = load(linked(tmp_path), "o200k_base")
@@ -164,7 +164,7 @@ def test_any_text_is_counted(counters: Counters, text: str) -> None:
     assert (count > 0) == bool(text)
 
 
-def test_a_long_text_is_cut_where_it_costs_next_to_nothing() -> None:
+def test_long_text_is_split_before_spaces() -> None:
     pieces: list[str] = []
 
     def encode(text: str) -> list[int]:
@@ -178,7 +178,7 @@ def test_a_long_text_is_cut_where_it_costs_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("run", ["a", " ", "^", "汉", "\n", "é"])
-def test_a_run_of_one_character_is_given_over_in_bounded_pieces(run: str) -> None:
+def test_long_word_is_counted_in_bounded_chunks(run: str) -> None:
     sizes: list[int] = []
 
     def encode(text: str) -> list[int]:
@@ -205,9 +205,7 @@ def test_a_damaged_file_is_neither_used_nor_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has", [["cl100k_base"], []])
-def test_what_a_users_folder_lacks_is_taken_from_litellms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[str]
-) -> None:
+def test_missing_rank_files_come_from_litellm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[str]) -> None:
     (tmp_path / "all").mkdir()
     every = linked(tmp_path / "all")
     for name in has:
@@ -221,19 +219,19 @@ def test_what_a_users_folder_lacks_is_taken_from_litellms(
     assert probed(Counters()) == {name: f"tiktoken:{name}" for name in TABLES}
 
 
-def test_a_table_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
+def test_missing_or_damaged_rank_file_is_noted(tmp_path: Path) -> None:
     folder = linked(tmp_path)
     (folder / TABLES["o200k_base"].file).unlink()
     (folder / TABLES["o200k_base"].file).write_bytes(b"not the ranks")
     [note] = Counters(folder).notes()
     assert TABLES["o200k_base"].file in note
-    assert "where o200k_base would count" in note
+    assert "of o200k_base are estimated" in note
     assert "TIKTOKEN_CACHE_DIR" in note
     (folder / TABLES["cl100k_base"].file).unlink()
     assert len(Counters(folder).notes()) == 2
 
 
-def test_tiktoken_is_told_of_no_folder_and_looks_into_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiktoken_itself_reads_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
     folder = linked(tmp_path / "ours")
@@ -281,7 +279,7 @@ def test_a_fresh_process_counts_without_the_network_and_without_litellm() -> Non
     ), done.stderr
 
 
-def test_a_text_that_no_window_holds_is_counted_by_its_beginning() -> None:
+def test_huge_text_is_extrapolated_from_its_prefix() -> None:
     counted: list[int] = []
 
     def encode(text: str) -> list[int]:

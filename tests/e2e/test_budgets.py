@@ -174,7 +174,7 @@ def test_what_is_held_by_a_call_under_way_is_busy_and_not_exhausted(
         held.release()
         assert first.result().status == 200
     assert second.error["code"] == "budget_busy"
-    assert "calls under way hold" in second.error["message"]
+    assert "running calls have reserved" in second.error["message"]
     assert call(gateway.web, "s", max_tokens=100).status == 200
 
 

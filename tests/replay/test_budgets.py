@@ -1,4 +1,4 @@
-"""What budgets would have done with recorded calls, beside what they do."""
+"""Test budgets applied to recorded calls, and compare them with a running gateway."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def summed(found: Sequence[ReplayOutcome]) -> BudgetSums:
     return sums
 
 
-def test_modes_begin_where_the_ladder_has_them_and_calls_are_refused_where_nothing_is_left() -> None:
+def test_modes_and_refusals_follow_the_budget() -> None:
     found = list(outcomes([call(number) for number in range(12)], rules(Limits(tokens=11_000))))
     assert [one.mode for one in found] == ["raw"] * 5 + ["table"] * 3 + ["summary"] * 2 + ["handle_only"] * 2
     assert [one.number for one in found if one.refused is not None] == [11, 12]
@@ -88,13 +88,13 @@ def test_without_modes_there_are_none() -> None:
     assert {one.mode for one in found} == {"raw"}
 
 
-def test_an_answer_ends_where_the_budget_does() -> None:
+def test_output_ends_at_the_budget() -> None:
     [first, second] = outcomes([call(1), call(2, output=500)], rules(Limits(tokens=2_200)))
     assert (first.is_shorter, second.is_shorter) == (False, True)
     assert second.spent.tokens == 1_100
 
 
-def test_a_window_begins_anew() -> None:
+def test_budget_refills_after_its_window() -> None:
     calls = [call(number, at=1_000.0 + 60 * number) for number in range(6)]
     found = outcomes(calls, rules(Limits(tokens=2_300, window_s=180.0)))
     assert [one.refused is not None for one in found] == [False, False, True, False, False, True]
@@ -144,7 +144,7 @@ def test_the_budget_of_a_client_key_is_that_of_all_its_sessions() -> None:
     assert [one.refused is not None for one in found] == [False, False, True]
 
 
-def test_calls_over_the_context_budget_are_those_that_came_with_more() -> None:
+def test_calls_over_context_budget_are_counted_by_original_tokens() -> None:
     calls = [call(1, 3_000), call(2, 3_000, original=5_000), call(3, 4_500, original=None), call(4, 9_900, charge=None)]
     found = list(outcomes(calls, rules(context=4_000)))
     assert [one.over for one in found] == [0, 1_000, 500, 5_900]
@@ -153,7 +153,7 @@ def test_calls_over_the_context_budget_are_those_that_came_with_more() -> None:
     assert [one["call"] for one in sums.places_json()["calls_over"]] == [2, 3, 4]
 
 
-def test_without_a_context_budget_the_window_is_one() -> None:
+def test_context_window_is_the_default_context_budget() -> None:
     [one] = outcomes([call(1, 9_500)], rules())
     assert (one.budget, one.over) == (9_000, 500)
     [one] = outcomes([call(1, 9_500)], rules(facts=ModelFacts()))
@@ -177,7 +177,7 @@ def test_sums_say_what_is_not_known() -> None:
 
 
 def play(gateway: GatewayThread, calls: int) -> list[int]:
-    """The statuses of the calls of one growing session."""
+    """Return the statuses of the calls of one growing session."""
     messages, statuses = list[dict[str, str]](), list[int]()
     for number in range(calls):
         messages.append({"role": "user", "content": f"{number} " + "and so on " * 200})

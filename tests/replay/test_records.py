@@ -1,4 +1,4 @@
-"""Records read: from a store, from what the API shows, from the log."""
+"""Test reading recorded calls: from a store, from the API, and from the log."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_page_of_calls_is_read() -> None:
     assert calls[1].session == SessionKey("default", "s2")
 
 
-def test_what_was_only_to_be_cut_was_sent_as_it_came() -> None:
+def test_shadow_record_counts_as_sent_unchanged() -> None:
     [call], _ = read({**SHOWN, "context": {**SHOWN["context"], "shadow": True}})
     assert (call.original, call.sent) == (140, 140)
 
@@ -89,7 +89,7 @@ def test_a_call_that_was_not_charged_is_read() -> None:
     assert (call.charge, call.original, call.session) == (None, None, None)
 
 
-def test_the_log_is_read_and_what_it_says_beside_is_passed_over() -> None:
+def test_log_is_read_and_other_events_are_skipped() -> None:
     [call], complaints = read({"event": "log", "level": "info", "message": "reloaded"}, LOGGED, b"", b"  \n")
     assert complaints == []
     assert call.session == SessionKey("alice", "s1")
@@ -101,22 +101,22 @@ def test_the_log_is_read_and_what_it_says_beside_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"nonsense", "is no JSON: Expecting value (column 1)"),
-        (b"\xff", "is no JSON: "),
-        ([1], "is no JSON object"),
-        ({"model": "m", "messages": []}, "leave --records out"),
-        ({"session": "s", "body": {"messages": []}}, "leave --records out"),
+        (b"nonsense", "is not JSON: Expecting value (column 1)"),
+        (b"\xff", "is not JSON: "),
+        ([1], "is not a JSON object"),
+        ({"model": "m", "messages": []}, "leave out --records"),
+        ({"session": "s", "body": {"messages": []}}, "leave out --records"),
         ({}, "missing required field `call_id`"),
         ({**SHOWN, "provider": 5}, "Expected `str`, got `int` - at `$.provider`"),
         ({**SHOWN, "usage": {**SHOWN["usage"], "input_tokens": -1}}, "$.usage.input_tokens"),
         ({**SHOWN, "started_at": "yesterday"}, "$.started_at"),
-        ({**SHOWN, "session": "a/b/c d"}, "names no session"),
+        ({**SHOWN, "session": "a/b/c d"}, "has an impossible session name"),
         ({"event": "call", "call_id": "c1"}, "missing required field"),
         ({"calls": [SHOWN, 7]}, "Expected `object`, got `int`"),
         (b"[" * 100_000, "nested too deep"),
     ],
 )
-def test_a_line_without_a_record_is_complained_about_and_passed_over(value: Any, said: str) -> None:
+def test_line_without_record_is_reported_and_skipped(value: Any, said: str) -> None:
     calls, complaints = read({**SHOWN, "call_id": "before"}, value, {**SHOWN, "call_id": "after"})
     assert [call.call_id for call in calls] == ["before", "after"]
     [(line, what)] = complaints

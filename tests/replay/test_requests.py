@@ -1,4 +1,4 @@
-"""Recordings read, and run through a planner without a gateway."""
+"""Test reading recorded requests, and trimming them without a gateway."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_calls_of_one_conversation_without_a_name_are_one_session() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b'{"a": 1}', b"\xff", b"[" * 100_000])
-def test_what_holds_no_request_is_complained_about_and_passed_over(line: bytes) -> None:
+def test_line_without_request_is_reported_and_skipped(line: bytes) -> None:
     complaints: list[int] = []
     good = lines({"model": "m", "messages": [said("user", 1)]})
     found = list(read_lines([line, b"\n", *good], whole=False, complain=lambda at, _: complaints.append(at)))
@@ -100,7 +100,7 @@ def test_what_holds_no_request_is_complained_about_and_passed_over(line: bytes) 
     assert [one.line for one in found] == [3]
 
 
-def test_half_a_character_is_complained_about() -> None:
+def test_lone_surrogate_is_reported() -> None:
     told: list[int] = []
     half = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
     whole = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}'
@@ -108,7 +108,7 @@ def test_half_a_character_is_complained_about() -> None:
     assert ([one.line for one in found], told) == ([2], [1])
 
 
-def test_a_conversation_in_which_nothing_was_said_is_one_call() -> None:
+def test_conversation_without_response_is_one_call() -> None:
     found = list(read_lines([b'{"messages": []}'], whole=True, complain=lambda _, what: pytest.fail(what)))
     assert [json.loads(one.body) for one in found] == [{"messages": []}]
 
@@ -123,7 +123,7 @@ def test_a_whole_conversation_is_every_call_it_was_made_of() -> None:
     assert [len(json.loads(one.body)["messages"]) for one in found] == [1, 3, 5]
 
 
-def test_items_of_a_response_are_one_answer_where_they_follow_each_other() -> None:
+def test_consecutive_response_items_are_one_response() -> None:
     items = [
         {"role": "user", "content": "hi"}, {"type": "reasoning", "summary": []},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
@@ -138,7 +138,7 @@ async def turns_of(replay: Replay, turns: int) -> list[ReplayedTurn]:
     return [await replay.turn(one) for one in read(body, whole=True)]
 
 
-async def test_what_fits_is_sent_as_it_came_and_what_does_not_is_cut(replay: Replay) -> None:
+async def test_requests_over_budget_are_trimmed(replay: Replay) -> None:
     found = await turns_of(replay, 12)
     small, large = found[1], found[-1]
     assert small.sent == small.original
@@ -148,7 +148,7 @@ async def test_what_fits_is_sent_as_it_came_and_what_does_not_is_cut(replay: Rep
     assert large.trimmed
 
 
-async def test_between_two_cuts_the_beginning_stays_and_is_cached(replay: Replay) -> None:
+async def test_prefix_stays_cached_between_trims(replay: Replay) -> None:
     found = [turn for turn in await turns_of(replay, 20) if turn.trimmed and turn.sent is not None]
     assert {turn.cut for turn in found} == {True, False}
     for before, turn in pairwise(found):
@@ -156,7 +156,7 @@ async def test_between_two_cuts_the_beginning_stays_and_is_cached(replay: Replay
             assert turn.sent.cached > 1000, "what was sent before stands at its beginning"
 
 
-async def test_a_first_request_has_nothing_cached_and_a_small_beginning_is_not_either(replay: Replay) -> None:
+async def test_first_request_and_short_prefix_are_not_cached(replay: Replay) -> None:
     found = await turns_of(replay, 3)
     assert found[0].original.cached == 0
     assert found[1].original.tokens < 1024
@@ -169,7 +169,7 @@ async def test_the_cost_counts_cached_tokens_at_their_price(replay: Replay) -> N
     assert original.cost_usd == (Decimal(original.tokens - original.cached) + Decimal(original.cached) / 10) / 1_000_000
 
 
-async def test_what_cannot_be_made_to_fit_is_refused_and_in_no_sum(replay: Replay) -> None:
+async def test_refused_request_is_not_in_the_sums(replay: Replay) -> None:
     body = {"model": "priced", "messages": [said("user", 1, 4000)]}
     (turn,) = [await replay.turn(one) for one in read(body)]
     assert turn.sent is None
@@ -179,12 +179,12 @@ async def test_what_cannot_be_made_to_fit_is_refused_and_in_no_sum(replay: Repla
     assert (sums.turns, sums.refused, sums.original, sums.sent) == (1, 1, 0, 0)
 
 
-async def test_a_text_is_weighed_and_sent_as_it_is(replay: Replay) -> None:
+async def test_text_request_is_counted_and_unchanged(replay: Replay) -> None:
     (turn,) = [await replay.turn(one) for one in read({"model": "priced", "prompt": "word " * 3000})]
     assert turn.sent == turn.original
 
 
-async def test_two_sessions_do_not_share_what_was_decided(replay: Replay) -> None:
+async def test_sessions_do_not_share_trim_decisions(replay: Replay) -> None:
     body = {"model": "priced", "messages": conversation(12)}
     found = [await replay.turn(one) for name in "ab" for one in read({"session": name, "body": body})]
     assert [turn.original.cached for turn in found] == [0, 0]
@@ -195,7 +195,7 @@ async def test_a_body_that_is_no_request_is_a_fault(replay: Replay) -> None:
         await replay.turn(RecordedRequest(1, "s", b'{"messages": []}'))
 
 
-def test_a_price_that_nobody_knows_makes_the_sum_unknown() -> None:
+def test_unknown_price_makes_the_sum_unknown() -> None:
     sums = RequestSums()
     sums.add(ReplayedTurn("s", SentRequest(10, 0, Decimal(1)), SentRequest(8, 0, None)))
     assert sums.as_json()["as_it_came"]["cost_usd"] == "1.000000"

@@ -1,4 +1,4 @@
-"""Decompress gzip and deflate in pieces, up to a limit."""
+"""Decompress gzip and deflate bodies in pieces, up to a size limit."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from typing import Final
 
 #: window bits that make zlib read either a gzip or a zlib header
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
-#: bytes that tell a gzip and a zlib header from raw deflate
+#: bytes that distinguish a gzip or zlib header from raw deflate
 _HEADER_BYTES: Final = 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-#: bytes handed to zlib at once: after each step it gives back a copy of what it has not yet taken, so they are few
+#: Bytes passed to zlib at once. After each step zlib returns a copy of the input that is left, so a slice is small.
 _SLICE: Final = 16 * 1024
 SUPPORTED: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 class TooLarge(Exception):
-    """The unpacked size passed the limit."""
+    """The decompressed size exceeds the limit."""
 
 
 class Corrupt(Exception):
-    """The bytes are not what their content-encoding says."""
+    """The bytes do not match their content-encoding."""
 
 
 class Unpacker:
-    """Unpacks one body. `feed` may be called with pieces cut anywhere."""
+    """Decompress one body, which `feed` takes in pieces of any size."""
 
     def __init__(self, limit: int | None) -> None:
-        """Set up; `limit`: largest size in bytes once unpacked, None for a stream that is handed on piece by piece."""
+        """Begin a body. `limit`: largest decompressed size in bytes; None for a stream that is passed on in pieces."""
         self._inflate = zlib.decompressobj(_ANY_HEADER)
         self._left = limit
         self._header_known = False
         self._head = b""
 
     def feed(self, piece: bytes, *, at_most: int = 1 << 18) -> Iterator[bytes]:
-        """The unpacked bytes, in pieces of at most `at_most`, each made when it is asked for.
+        """Yield the decompressed bytes in pieces of at most `at_most` bytes.
+
+        Each piece is decompressed when the caller asks for it.
 
         Raises:
-            TooLarge: the limit is passed.
-            Corrupt: the bytes cannot be unpacked.
+            TooLarge: the limit is exceeded.
+            Corrupt: the bytes cannot be decompressed.
         """
         if len(piece) <= _SLICE:
             yield from self._feed(piece, at_most)
@@ -57,15 +59,15 @@ class Unpacker:
             out, rest = self._step(rest, at_most)
             if out:
                 yield out
-            # A full piece may have left output behind, even where all input is taken.
+            # After a full piece zlib may have more output, even if it has taken all input.
             if not rest and len(out) < at_most:
                 return
 
     def _step(self, compressed: bytes, at_most: int) -> tuple[bytes, bytes]:
-        """One piece of output, and the input that is left."""
+        """Return one piece of output, and the input that is left."""
         if self._inflate.eof:
             if not compressed.startswith(_GZIP_MAGIC):
-                # Another member may have begun; anything else is padding.
+                # Another gzip member may begin here. Anything else is padding.
                 self._head = compressed if _GZIP_MAGIC.startswith(compressed) else b""
                 return b"", b""
             self._inflate = zlib.decompressobj(_ANY_HEADER)
@@ -83,11 +85,11 @@ class Unpacker:
 
     @property
     def complete(self) -> bool:
-        """Whether the end of the packed data was reached."""
+        """Return whether the end of the compressed data was reached."""
         return self._inflate.eof
 
     def _try_raw_deflate(self) -> None:
-        """Some servers send `deflate` without the zlib header that RFC 9110 asks for."""
+        """Switch to raw deflate, because some servers omit the zlib header that RFC 9110 requires."""
         if self._header_known:
             raise Corrupt from None
         self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -95,7 +97,7 @@ class Unpacker:
 
 
 def unpack(body: bytes, limit: int) -> bytes:
-    """A whole body unpacked.
+    """Decompress a whole body.
 
     Raises:
         TooLarge, Corrupt: as `Unpacker.feed`.

@@ -1,7 +1,4 @@
-"""Define the request headers that the gateway itself reads.
-
-They are not forwarded.
-"""
+"""Define the request headers that the gateway reads. They are not forwarded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decide which headers are forwarded, and with which credential.
+"""Select the headers to forward and the credential to send.
 
-Names are lower-case bytes, as ASGI and HTTP/2 have them.
+Header names are lower-case bytes, as in ASGI and HTTP/2.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ Headers = list[tuple[bytes, bytes]]
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
-#: How the names of other headers end that hold a credential: of other providers, and of gateways that a client was set
-#: up for.
+#: endings of other header names that hold a credential, of other providers or of other gateways
 _CREDENTIAL_ENDINGS: Final = (
     *(b"api-key", b"apikey", b"subscription-key", b"virtual-key", b"litellm-key", b"-vk", b"-auth", b"-authorization"),
     *(b"-secret", b"auth-token", b"access-token", b"security-token", b"authorization-token", b"private-token"),
 )
-#: Headers that say which of a key's accounts is billed. With another key they are refused, or name an account of
-#: somebody else.
+#: Headers that select the account to bill. With another key the provider refuses them, or they name an account of
+#: another customer.
 _ACCOUNTS: Final = frozenset({b"openai-organization", b"openai-project", b"x-goog-user-project"})
-#: parameters in the query of a URL that hold a credential
+#: query parameters that hold a credential
 _CREDENTIAL_PARAMETERS: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token"})
-#: Characters of the shortest secret that is masked. Shorter ones stand in too many words, such as EMPTY, which servers
-#: are given that want any key.
+#: Characters of the shortest secret that is masked. Shorter ones, such as EMPTY for a server that accepts any key, are
+#: part of ordinary words.
 _SHORTEST_SECRET: Final = 8
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -40,9 +39,9 @@ _HOP_BY_HOP: Final = frozenset(
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
     }
 )  # fmt: skip
-#: headers of one connection, or written anew by the client that sends the request on
+#: headers of one connection, and headers that the HTTP client writes itself
 FRAMING: Final = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
-#: headers that tell of the caller, and are not the provider's business
+#: headers that identify the caller and do not concern the provider
 _PRIVATE: Final = frozenset(
     {
         b"cookie", b"origin", b"referer",
@@ -51,13 +50,13 @@ _PRIVATE: Final = frozenset(
         b"x-client-ip", b"x-cluster-client-ip", b"true-client-ip", b"cf-connecting-ip", b"cf-connecting-ipv6",
     }
 )  # fmt: skip
-#: Headers by which some servers are told another method or path than that of the request: it would be metered as one
-#: thing and answered as another.
+#: Headers that make some servers use another method or path than the request has. The gateway would meter one request
+#: and the provider execute another.
 _OVERRIDES: Final = frozenset(
     {b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
 )
 _NOT_SENT: Final = FRAMING | _PRIVATE | _OVERRIDES | OURS
-#: headers that tell a browser what to keep or do for a whole site, which here is the gateway with its dashboard
+#: headers that affect a whole site in a browser; here that is the gateway with its dashboard
 _OF_A_SITE: Final = frozenset(
     {
         b"set-cookie", b"set-cookie2", b"alt-svc", b"strict-transport-security", b"clear-site-data", b"refresh",
@@ -65,18 +64,18 @@ _OF_A_SITE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
-#: the content type of a stream of events
+#: the content type of server-sent events
 EVENTS: Final = b"text/event-stream"
-#: the first digit of the statuses that say so
+#: the first digit of 2xx
 _SUCCESS: Final = 2
-#: statuses whose answers have no body, whatever their heads announce
+#: statuses whose responses have no body, whatever their headers announce
 BODILESS: Final = frozenset({204, 304})
-#: Content types that no browser shows as a page. Answers of all others are sandboxed: a script in one would run as if
-#: it were the dashboard's.
+#: Content types that no browser shows as a page. All other responses are sandboxed, because a script in them would run
+#: with the rights of the dashboard.
 _NO_PAGE: Final = (b"application/json", EVENTS)
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
-#: How the names of headers begin that only this gateway may send: a provider that is such a gateway, too, tells of its
-#: own sessions.
+#: Prefixes of headers that only this gateway may send. A provider can itself be such a gateway and report its own
+#: sessions.
 OUR_NAMES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
 _OUR_PREFIXES: Final = (*OUR_NAMES, b"access-control-")
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -90,20 +89,24 @@ AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
 
 @dataclass(frozen=True)
 class ProviderAddress:
-    """What is needed to address one provider.
+    """The address of a provider, its credential, and what its API supports.
 
-    `key` empty: the caller's own credential is forwarded.
-    `key_prefixes`: how its keys begin; empty where that is not known.
-    `dialects`: the formats that it takes; None: nobody says.
-    `limit_field`: the field in which a chat call is given a limit of its answer, where it has no such field itself or
-    one that may not be known there.
-    `allowed_tools`: a request may name some of its tools as those that may be called.
-    `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
-    `compaction`: it compacts conversations (Responses API); None: not known, so that it is asked first.
-    `strict_fields`: it refuses a request with a field that it does not know.
-    `billed_refusals`: categories of a refusal before any output that it bills; None: it bills all.
-    `is_translated`: its requests are translated into another format.
-    `guarded`: no key that looks like another provider's is sent to it, even where `key_prefixes` is empty.
+    Attributes:
+        name: as configured.
+        base_url: without a slash at the end.
+        auth: how the credential is sent.
+        key: the gateway's own key; empty: the caller's credential is forwarded.
+        headers: configured headers to add, if the client did not send them.
+        key_prefixes: how keys of this provider begin; empty if unknown.
+        limit_field: the field for the output limit of a chat call, if the call has none or one that may be unknown.
+        allowed_tools: a request can restrict its tools with `allowed_tools`.
+        reports_cost: its usage contains the cost in USD, which is charged instead of list prices.
+        compaction: it compacts conversations (Responses API); None: unknown, so it is asked first.
+        guarded: never send it a key that looks like another provider's, even if `key_prefixes` is empty.
+        dialects: the formats that it accepts; None: unknown.
+        billed_refusals: the categories of refusals before any output that it bills; None: it bills all.
+        strict_fields: it refuses requests with unknown fields.
+        is_translated: its requests are translated into another format.
     """
 
     name: str
@@ -123,22 +126,22 @@ class ProviderAddress:
     is_translated: bool = False
 
     def url(self, path: str, query: str) -> str:
-        """The absolute address of a path relative to `/v1/`, both already encoded.
+        """Return the absolute URL of a path relative to `/v1/`. Path and query are already encoded.
 
-        As with headers, no credential of the caller's goes to a provider that needs none.
+        If the provider does not need the caller's credential, it is removed from the query, as it is from headers.
         """
         if query and self.holds_credential:
-            query = "&".join([one for one in query.split("&") if not _is_credential_parameter(one)])
+            query = "&".join([part for part in query.split("&") if not _is_credential_parameter(part)])
         return f"{self.base_url}/{path}?{query}" if query else f"{self.base_url}/{path}"
 
     @cached_property
     def has_key(self) -> bool:
-        """Whether it is called with a credential of the gateway's: where that is refused, no caller can mend it."""
+        """Return whether the gateway has its own credential. If it is refused, the caller cannot correct it."""
         return bool(self.key) or any(name in CREDENTIALS for name, _ in self.headers)
 
     @cached_property
     def holds_credential(self) -> bool:
-        """Whether a call to it needs no credential of the caller's."""
+        """Return whether calls need no credential of the caller."""
         return self.auth == "none" or self.has_key
 
 
@@ -147,20 +150,20 @@ def _is_credential_parameter(parameter: str) -> bool:
 
 
 def secrets_of(provider: ProviderAddress) -> tuple[bytes, ...]:
-    """The secrets that nobody may read in its answers."""
+    """Return the secrets to mask in the responses of a provider."""
     fixed = [credential(value) for name, value in provider.headers if is_credential(name)]
-    return tuple([one.encode() for one in (provider.key, *fixed) if len(one) >= _SHORTEST_SECRET])
+    return tuple([secret.encode() for secret in (provider.key, *fixed) if len(secret) >= _SHORTEST_SECRET])
 
 
 def masked(text: bytes, secrets: Iterable[bytes]) -> bytes:
-    """A text without the secrets in it: some servers repeat the key that they refuse."""
+    """Replace each secret in a text by ***, because some servers repeat the key that they refuse."""
     for secret in secrets:
         text = text.replace(secret, b"***")
     return text
 
 
 def masked_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
-    """The headers of an answer without the secrets in their values. Hardly any has one: all are looked at in one go."""
+    """Mask the secrets in header values. Few responses have one, so all values are searched at once."""
     values = b"\n".join([value for _, value in headers]) if secrets else b""
     for secret in secrets:
         if secret in values:
@@ -169,7 +172,7 @@ def masked_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
 
 
 def is_credential(name: bytes) -> bool:
-    """Whether a header of this name holds a credential, of whatever provider."""
+    """Return whether a header of this name holds a credential of any provider."""
     return bool(_credentials_among((name,)))
 
 
@@ -184,13 +187,13 @@ def request_headers(
     client_key_headers: frozenset[bytes],
     decompressed: bool,
 ) -> Headers:
-    """The headers to send to a provider.
+    """Return the headers to send to a provider.
 
     Args:
-        headers: as the client sent them.
-        provider: who gets them.
-        client_key_headers: those that held one of the gateway's own keys; never forwarded.
-        decompressed: the body was packed and is sent unpacked.
+        headers: the client's headers.
+        provider: the provider that receives them.
+        client_key_headers: headers that held a client key of the gateway; never forwarded.
+        decompressed: the body was compressed and is sent decompressed.
     """
     names = dict(headers)
     dropped = _NOT_SENT.intersection(names) | _named_by_connection(headers)
@@ -204,7 +207,7 @@ def request_headers(
     if provider.key:
         sent.append(_own_credential(provider))
     sent += [pair for pair in provider.headers if pair[0] not in present]
-    # What comes packed would have to be unpacked to be metered; bandwidth to a provider is cheaper than that.
+    # A compressed response would have to be decompressed for metering, which costs more than the bandwidth.
     sent.append((b"accept-encoding", b"identity"))
     return sent
 
@@ -217,23 +220,23 @@ def _own_credential(provider: ProviderAddress) -> tuple[bytes, bytes]:
 def check_credential(
     headers: Sequence[tuple[bytes, bytes]], query: str, provider: ProviderAddress, others: Iterable[ProviderAddress]
 ) -> None:
-    """Refuse to hand a caller's credential, in a header or in the URL, to a provider that it plainly is not for.
+    """Refuse to send a caller's credential, from a header or the URL, to a provider that it clearly is not for.
 
-    Providers mark their keys by how they begin; the longest known beginning decides. A credential that no provider
-    claims is forwarded, and so is any to a provider of your own whose keys have no known beginning.
+    The prefix of a key identifies its provider; the longest known prefix decides. A credential without a known prefix
+    is forwarded. A provider without known prefixes gets any credential, unless it is `guarded`.
 
     Raises:
-        Unauthenticated: it belongs to another provider.
+        Unauthenticated: the credential belongs to another provider.
     """
     if not (provider.guarded or provider.key_prefixes) or provider.holds_credential:
         return
     names = _credentials_among(dict(headers))
     sent = [credential(value) for name, value in headers if name in names]
     if query:
-        sent += [unquote_plus(one.partition("=")[2]) for one in query.split("&") if _is_credential_parameter(one)]
-    for found in sent:
-        # Whatever the scheme before it is called.
-        owners = _owners(found.rpartition(" ")[2], others)
+        sent += [unquote_plus(part.partition("=")[2]) for part in query.split("&") if _is_credential_parameter(part)]
+    for key in sent:
+        # The key follows the last space, whatever scheme precedes it.
+        owners = _owners(key.rpartition(" ")[2], others)
         if owners and provider.name not in owners:
             raise Unauthenticated(
                 f"The credential sent looks like one of {' or '.join(owners)}, but this model is served by "
@@ -243,7 +246,7 @@ def check_credential(
 
 
 def credential(value: bytes) -> str:
-    """The key in a header's value, without the scheme where it is `Bearer`."""
+    """Return the key in a header value, without the scheme `Bearer`."""
     try:
         text = value.decode().strip()
     except UnicodeDecodeError:
@@ -264,7 +267,7 @@ def _owners(key: str, providers: Iterable[ProviderAddress]) -> list[str]:
 
 
 def response_headers(headers: Sequence[tuple[bytes, bytes]], *, decompressed: bool) -> Headers:
-    """The provider's headers that its client may see. `decompressed`: content-encoding no longer holds."""
+    """Return the provider's headers to pass to the client. `decompressed`: content-encoding no longer applies."""
     dropped = _NOT_RETURNED | _named_by_connection(headers)
     if decompressed:
         dropped |= {b"content-encoding"}
@@ -282,28 +285,28 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, decompressed: bo
 
 
 def is_success(status: int) -> bool:
-    """Whether a call was done: 2xx."""
+    """Return whether a status is 2xx."""
     return status // 100 == _SUCCESS
 
 
 def content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The media type, in lower case and without its parameters; empty where none is named."""
+    """Return the media type in lower case without parameters; empty if there is none."""
     return header(headers, b"content-type").partition(b";")[0].strip().lower()
 
 
 def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """The first value of a header; empty where it is absent."""
+    """Return the first value of a header; empty if it is absent."""
     return dict(reversed(headers)).get(name, b"")
 
 
 def by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The first value of each header, in the order in which their names came."""
+    """Return the first value of each header, in the order of the names."""
     named = dict(headers)
     return named if len(named) == len(headers) else named | dict(reversed(headers))
 
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
+    """Return the headers that `Connection` names: they are hop-by-hop (RFC 9110, section 7.6.1)."""
     if b"connection" not in dict(headers):
         return frozenset()
     named = [value for name, value in headers if name == b"connection"]

@@ -1,4 +1,7 @@
-"""Refuse redirects of a provider: a client that follows one sends its whole prompt to another address, unmetered."""
+"""Refuse redirects of a provider.
+
+A client that follows a redirect would send its whole prompt to another address, past the gateway and unmetered.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ _HOST: Final = re.compile(r"[\w.\-:\[\]]{1,261}", re.ASCII)
 
 
 def check_redirect(provider: str, url: str, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Refuse a response whose status is 3xx; `url`: the address that was asked.
+    """Refuse a response with a 3xx status. `url`: the address of the request.
 
     Raises:
-        UpstreamRedirect: it is one.
+        UpstreamRedirect: the status is 3xx.
     """
     if status // 100 == _REDIRECTION:
         raise UpstreamRedirect(
@@ -30,7 +33,7 @@ def check_redirect(provider: str, url: str, status: int, headers: Sequence[tuple
 
 
 def _target(url: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Return the host (and port) that a redirect names; a relative address has the host that was asked."""
+    """Return the host and port that a redirect names. A relative address has the host of the request."""
     location = header(headers, b"location").decode("latin-1")
     if not location:
         return "no address"

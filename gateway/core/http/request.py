@@ -1,4 +1,4 @@
-"""Define a request to a provider, and the callback that says whether the provider is at work."""
+"""Define a request to a provider, and the callback that reports whether the provider may be working on it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from gateway.core.values import dataclass
 
 
 class WorkObserver(Protocol):
-    """Is told whether a provider may be at work on a call: then giving it up may cost something."""
+    """Receive whether a provider may be working on a call. From then on, a cancelled call may be billed."""
 
     def __call__(self, *, is_so: bool) -> None:
-        """`is_so`: whether one may be, from now on."""
+        """Receive the state. `is_so`: a provider may be working on the call from now on."""
 
 
 def notify_nobody(*, is_so: bool) -> None:
-    """The `WorkObserver` for those who need not be told."""
+    """Do nothing: the `WorkObserver` of requests for which billing does not matter."""
     del is_so
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One request to a provider. `url` is absolute and already encoded.
+    """One request to a provider.
 
-    `note` keeps a remark, by its name, in the call's record; `at_work`: see `WorkObserver`; `call_id`: the call it
-    is for; `has_next`: another provider is asked if this one fails.
+    Attributes:
+        url: absolute and already encoded.
+        note: adds a remark, by name, to the record of the call.
+        at_work: see `WorkObserver`.
+        call_id: the call that the request belongs to.
+        has_next: another provider will be asked if this one fails.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Sign webhook events as in Standard Webhooks 1.0.0."""
+"""Sign webhook events as specified by Standard Webhooks 1.0.0."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import hmac
 from typing import Final
 
 _PREFIX: Final = "whsec_"
-#: bytes of a key
+#: allowed lengths of a key in bytes
 _LENGTHS: Final = range(24, 65)
 
 
 def signing_key(secret: str) -> bytes:
-    """The key that a secret holds.
+    """Return the key in a secret.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the secret has no valid key.
     """
     key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     if not secret.startswith(_PREFIX) or len(key) not in _LENGTHS:
@@ -25,6 +25,6 @@ def signing_key(secret: str) -> bytes:
 
 
 def signature(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of the header webhook-signature."""
+    """Return the value of the header webhook-signature."""
     signed = b"%b.%d.%b" % (message_id.encode(), timestamp, body)
     return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

@@ -1,9 +1,9 @@
-"""Split a byte stream into server-sent events, and keep every byte.
+"""Split a byte stream into server-sent events without changing a byte.
 
-An event ends at a blank line made of LF, CR LF or CR (WHATWG HTML, section 9.2.6). Where the bytes are cut does not
-change the reading: a CR LF that arrives in two parts leaves a lone LF in front of the next event, which reads as
-nothing. What is not yet a whole event is held back, up to a limit; past it the rest of that event comes out as it
-arrives, unread.
+An event ends at a blank line made of LF, CR LF or CR (WHATWG HTML, section 9.2.6). The result does not depend on how
+the bytes are divided into chunks: a CR LF that arrives in two chunks leaves an LF before the next event, which parsers
+ignore. An incomplete event is buffered up to a limit. Beyond the limit the rest of the event is passed on as it
+arrives, without being parsed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: A whole Responses object stands in `response.completed`, with its pictures; unread events must not fill the memory.
+#: `response.completed` contains the whole response with its images. The limit keeps an endless event out of memory.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
-# The lookahead keeps a single CR LF from being read as two line ends.
+# Because of the lookahead a single CR LF is not two line ends.
 _BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
-#: An event of more lines is no provider's, and taking it apart would keep everybody else waiting.
+#: No provider sends an event with more lines. Parsing it would block the event loop.
 _MOST_LINES: Final = 100_000
 
 
 class EventBuffer:
-    """Holds back what is not yet a whole event. What `feed` and `rest` return, joined, are the bytes that went in."""
+    """Buffer incomplete events. The results of `feed` and `rest`, joined, are the bytes that went in."""
 
     __slots__ = ("_buffer", "_limit", "_overflow")
 
@@ -33,19 +33,19 @@ class EventBuffer:
         self._overflow = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes up to the last blank line; `split_events` cuts them."""
+        """Add a chunk, and return the bytes up to the last blank line, for `split_events`."""
         buffer = self._buffer
         if not buffer and chunk.endswith(b"\n\n"):
             self._overflow = False
-            return chunk  # whole events, as a stream usually comes
-        # A blank line that ends in what is new began at most three bytes before it.
+            return chunk  # whole events: the usual case
+        # A blank line that ends in the new chunk begins at most three bytes before it.
         searched = max(0, len(buffer) - 3)
         buffer += chunk
         end = _last_blank_line(buffer, searched)
         if end:
             self._overflow = False
         if len(buffer) - end > self._limit or (self._overflow and not end):
-            # The last two bytes stay: they may be the first part of the blank line.
+            # The last two bytes stay: they may be the start of the blank line.
             self._overflow = True
             end = max(end, len(buffer) - 2)
         out = bytes(buffer[:end])
@@ -53,14 +53,14 @@ class EventBuffer:
         return out
 
     def rest(self) -> bytes:
-        """What the stream ended with and no blank line closed."""
+        """Return what follows the last blank line, at the end of the stream."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
 
 def _last_blank_line(buffer: bytearray, start: int) -> int:
-    """Where the last blank line ends, 0 where there is none."""
+    """Return where the last blank line ends, or 0 if there is none."""
     if buffer.find(b"\r", start) < 0:
         found = buffer.rfind(b"\n\n", start)
         return found + 2 if found >= 0 else 0
@@ -68,7 +68,7 @@ def _last_blank_line(buffer: bytearray, start: int) -> int:
 
 
 def split_events(region: bytes) -> list[bytes]:
-    """Whole events, each with the blank line that ends it; what follows the last one, if anything, comes last."""
+    """Return whole events, each with its blank line; an incomplete rest, if any, comes last."""
     if b"\r" not in region:
         parts = region.split(b"\n\n")
         last = parts.pop()
@@ -81,8 +81,8 @@ def split_events(region: bytes) -> list[bytes]:
 
 
 def without_comments(region: bytes, names: tuple[bytes, ...]) -> bytes:
-    """These bytes less the events that are nothing but comments, each of which begins with one of these names."""
-    # What the cut of a CR LF left in front of one belongs to the event before it.
+    """Remove the events that consist only of comments which begin with one of these names."""
+    # An LF before a removed block is the second part of a CR LF, which belongs to the event before it.
     return b"".join(
         [block if not _is_comment(block, names) else block[: block.startswith(b"\n")] for block in split_events(region)]
     )
@@ -95,25 +95,26 @@ def _is_comment(block: bytes, names: tuple[bytes, ...]) -> bool:
 
 
 def data_of_events(region: bytes) -> list[bytes]:
-    """The data of each event of a region that ends with a blank line; events without data are left out."""
+    """Return the data of each event in a region that ends with a blank line, without empty ones."""
     if region.startswith(b"data: "):
         found = region[6:-2].split(b"\n\ndata: ")
-        # Two line ends an event and no CR: every event is one data line, the form nearly all providers send.
+        # Two line ends per event and no CR: each event is one data line, as nearly all providers send it.
         if region.count(b"\n") == 2 * len(found) and b"\r" not in region:
             return list(filter(None, found))
     elif region.startswith(b"event: ") and region.count(b"\n") == 3 * region.count(b"\ndata: ") and b"\r" not in region:
         lines = region.split(b"\n")
         names, data, blank = lines[:-1:3], lines[1::3], lines[2::3]
-        # Every event is a name and one data line, as the APIs write it that name their events.
+        # Each event is a name and one data line, as in APIs that name their events.
         if not any(blank) and b"\n".join([b"", *names]).count(b"\nevent: ") == len(names):
             return list(filter(None, b"\n".join([b"", *data]).split(b"\ndata: ")))
     return [data for data in map(event_data, split_events(region)) if data]
 
 
 def event_data(block: bytes) -> bytes:
-    """The data of one block: its `data` lines joined by LF; empty for a comment or an event without data.
+    """Return the `data` lines of one block, joined by LF.
 
-    So it is for one of more than `_MOST_LINES`, which passes unread.
+    Empty for a comment, for an event without data, and for a block of more than `_MOST_LINES` lines, which is not
+    parsed.
     """
     if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block:
         return block[6:-2]

@@ -1,10 +1,11 @@
 """Compute what an account has spent, what is held on it, and what may still be held.
 
-At any moment an account's `used + held` is within its limits when a hold is granted, so that calls side by side cannot
-overspend together. A hold is taken on all accounts of a call or on none, and replaced by what the call cost, once.
+A hold is granted only if `used + held` of each account stays within its limits. Concurrent calls can therefore not
+overspend together. A hold is taken on all accounts of a call or on none. When the call ends, its cost replaces the
+hold, once.
 
-Values in, values out: a store applies these functions to what it keeps, in one step, and is held to them by its tests.
-Amounts are whole numbers: tokens as the budget counts them, billionths of a US dollar, calls.
+All functions are pure. A store applies them to its data in one transaction, and its tests compare it with them. Amounts
+are whole numbers: tokens as the budget counts them, billionths of a US dollar (nano USD), and calls.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = ("tokens", "nano_usd", "calls")
 
 _AT: Final[Mapping[Dimension, Literal[0, 1, 2]]] = {"tokens": 0, "nano_usd": 1, "calls": 2}
 
-#: No sum passes this: the largest whole number that JSON and Lua hold exactly.
+#: the largest sum: JSON and Lua hold whole numbers exactly up to here
 MOST: Final = 2**53
 NANO: Final = 10**9
-#: The largest budget in US dollars. The cost of a session is counted a bit further: in trillionths, in 62 bits.
+#: The largest budget in US dollars. A session's cost can be slightly larger: it is counted in trillionths, in 62 bits.
 MOST_USD: Final = 4_500_000
-#: The smallest above 0: budgets are counted in billionths.
+#: the smallest budget above 0 in US dollars, because budgets are counted in billionths
 LEAST_USD: Final = Decimal(1) / NANO
 
 
 class Amount(NamedTuple):
-    """What is counted; each >= 0."""
+    """An amount of tokens, nano USD and calls. Each is >= 0."""
 
     tokens: int = 0
     nano_usd: int = 0
     calls: int = 0
 
     def plus(self, other: Amount, times: int = 1) -> Amount:
-        """The sum, or as much of it as can be counted exactly."""
+        """Return this plus `times` the other; each part is at most `MOST`."""
         tokens, nano_usd, calls = other
         tokens, nano_usd, calls = self[0] + tokens * times, self[1] + nano_usd * times, self[2] + calls * times
         if tokens > MOST or nano_usd > MOST or calls > MOST:
@@ -46,7 +47,7 @@ class Amount(NamedTuple):
         return Amount(tokens, nano_usd, calls)
 
     def less(self, other: Amount) -> Amount:
-        """What is left of this; nothing where the other is larger."""
+        """Return this minus the other; each part is at least 0."""
         tokens, nano_usd, calls = other
         return Amount(max(0, self.tokens - tokens), max(0, self.nano_usd - nano_usd), max(0, self.calls - calls))
 
@@ -55,12 +56,12 @@ NOTHING: Final = Amount()
 
 
 def nano(usd: Decimal | int) -> int:
-    """Billionths of a US dollar, rounded up."""
+    """Return US dollars as billionths, rounded up, at most `MOST`."""
     return min(MOST, int((usd * NANO).to_integral_value(ROUND_CEILING)) if isinstance(usd, Decimal) else usd * NANO)
 
 
 class AccountKey(NamedTuple):
-    """Whose account: a session's, a client key's, or the count of a client key's requests in the running minute."""
+    """Identify an account: of a session, of a client key, or (`rate`) the requests of a client key in this minute."""
 
     kind: Literal["session", "key", "rate"]
     namespace: str
@@ -69,25 +70,25 @@ class AccountKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time: `wall` in seconds since the epoch, `mono` on a clock that nobody sets, since this `boot`."""
+    """A point in time: `wall` is Unix time, `mono` is the monotonic clock of this `boot`, both in seconds."""
 
     wall: float
     mono: float
     boot: str = ""
 
     def since(self, earlier: Moment) -> float:
-        """Seconds between the two: by the clock that nobody sets as long as it has not begun anew."""
+        """Return the seconds since `earlier`: by the monotonic clock, or by wall time after a reboot."""
         if self.is_of_boot(earlier):
             return self.mono - earlier.mono
         return max(0.0, self.wall - earlier.wall)
 
     def is_of_boot(self, earlier: Moment) -> bool:
-        """Whether the machine has run since then: its clock has the same name and has not gone back."""
+        """Return whether the machine has not rebooted since: same boot id, and the monotonic clock did not go back."""
         return self.boot == earlier.boot and self.mono >= earlier.mono
 
 
 class Limits(NamedTuple):
-    """Limits of an account; None: no limit. `window_s`: seconds after which use is counted anew; None: it never is."""
+    """Limits of an account; None: no limit. `window_s`: seconds after which use restarts at zero; None: never."""
 
     tokens: int | None = None
     nano_usd: int | None = None
@@ -95,27 +96,27 @@ class Limits(NamedTuple):
     window_s: float | None = None
 
     def of(self, dimension: Dimension) -> int | None:
-        """The limit in one dimension."""
+        """Return the limit of one dimension."""
         return self[_AT[dimension]]
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing is limited."""
+        """Return whether nothing is limited."""
         return self[:3] == (None, None, None)
 
     def lowered(self, to: Limits) -> Limits:
-        """These limits, each lowered to that of `to` where that is less."""
+        """Return these limits, each lowered to the one of `to` if that is lower."""
         if to.is_none:
             return self
         return Limits(
-            _least(self.tokens, to.tokens),
-            _least(self.nano_usd, to.nano_usd),
-            _least(self.calls, to.calls),
+            _lower(self.tokens, to.tokens),
+            _lower(self.nano_usd, to.nano_usd),
+            _lower(self.calls, to.calls),
             self.window_s,
         )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
+def _lower(one: int | None, other: int | None) -> int | None:
     return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
@@ -124,15 +125,14 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a store keeps of an account.
+    """The stored state of an account.
 
     Attributes:
-        used: what was spent in the window that began at `opened`, or in its whole life.
-        held: what all open holds have together.
-        opened: when its window began; None where it has none, or none yet.
-        decided: limits that an operator set for this account alone, None for "lifted"; they stand in place of the
-            configured ones.
-        period: how often what is used began anew: by a reset, a new window, or because its session was deleted.
+        used: the amount spent since the window began at `opened`; without a window, ever since.
+        held: the sum of all open holds.
+        opened: when the window began; None if there is no window, or none yet.
+        decided: limits that an operator set for this account. They override the configured ones. None: unlimited.
+        period: how many times `used` was set to zero: by a reset, a new window, or the deletion of its session.
     """
 
     used: Amount = NOTHING
@@ -147,7 +147,7 @@ EMPTY: Final = Account()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One account that a call is charged to, and its limits: as configured, and as the call itself declares them."""
+    """An account that a call is charged to, with its configured limits and those that the call declares."""
 
     key: AccountKey
     configured: Limits = NO_LIMITS
@@ -155,24 +155,26 @@ class Claim:
 
     @property
     def undeclared(self) -> Claim:
-        """The same claim without what this call declares."""
+        """Return the same claim without the limits that the call declares."""
         return self if self.declared.is_none else replace(self, declared=NO_LIMITS)
 
     def limits(self, account: Account) -> Limits:
-        """The limits in force. What a call declares only ever lowers them."""
+        """Return the limits in force. Limits that a call declares can only lower them."""
         if not account.decided:
             return self.configured.lowered(self.declared)
         configured, decided = self.configured, account.decided
-        found = {name: decided[name] if name in decided else configured.of(name) for name in DIMENSIONS}
-        return Limits(**found, window_s=configured.window_s).lowered(self.declared)
+        limits = {name: decided[name] if name in decided else configured.of(name) for name in DIMENSIONS}
+        return Limits(**limits, window_s=configured.window_s).lowered(self.declared)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What an account has used and holds, with its limits in force.
+    """An account at one moment: its limits in force, what is used and what is held.
 
-    `resets_s`: seconds until its window ends; None without a window. `is_absent`: a store that may lose keys has lost
-    this account. `is_orphaned`: calls were charged to the lost account.
+    Attributes:
+        resets_s: seconds until the window ends; None without a window.
+        is_absent: the store lost this account, as Redis can when it evicts keys.
+        is_orphaned: calls were charged to the lost account.
     """
 
     key: AccountKey
@@ -184,18 +186,18 @@ class Balance:
     is_orphaned: bool = field(default=False, compare=False)
 
     def lowered(self, to: Limits) -> Balance:
-        """The same for a call that declares these limits."""
+        """Return the same balance for a call that declares these limits."""
         return self if to.is_none else replace(self, limits=self.limits.lowered(to))
 
     def left(self, dimension: Dimension) -> int | None:
-        """What may still be held; None where nothing limits it."""
+        """Return how much may still be held, or None if it is unlimited."""
         limit = self.limits.of(dimension)
         at = _AT[dimension]
         return None if limit is None else max(0, limit - self.used[at] - self.held[at])
 
     @property
     def used_fraction(self) -> float | None:
-        """The largest share of a limit that is used, 0 to 1 and beyond, without holds; None where none is set."""
+        """Return the largest used share of a limit, without holds, or None without limits. It can exceed 1."""
         if self.limits.is_none:
             return None
         shares = [_share(self.used[at], self.limits.of(name)) for at, name in enumerate(DIMENSIONS)]
@@ -210,9 +212,10 @@ def _share(used: int, limit: int | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What is asked for before a call: `fixed`, and `unit` for each of at least `least` and at most `most` units.
+    """A request to hold amounts before a call.
 
-    A unit is a token of the answer, so that the answer can be as long as the budget allows. `id`: ours, and unique.
+    It asks for `fixed` plus `unit` times a number of units between `least` and `most`. A unit is one output token, so
+    that the output can be as long as the budget allows. `id`: unique, made by the gateway.
     """
 
     id: str
@@ -223,13 +226,13 @@ class Hold:
     most: int = 0
 
     def amount(self, units: int) -> Amount:
-        """What is held with so many units."""
+        """Return the amount that is held with this many units."""
         return self.fixed.plus(self.unit, units)
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The hold was taken, with so many units. `balances`: of each claim after it, in their order."""
+    """A hold that was taken. `units`: how many; `balances`: of each claim afterwards, in the order of the claims."""
 
     units: int
     balances: tuple[Balance, ...]
@@ -237,9 +240,13 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The hold was taken on no account, as the one of `balance_of` has too little left in `dimension`.
+    """A hold that was not taken, because one account has too little left.
 
-    `needed`: the least that was asked of it. `is_busy`: what it lacks is held by calls under way, and may come back.
+    Attributes:
+        balance_of: the balance of this account.
+        dimension: what it has too little of.
+        needed: the least that was asked for.
+        is_busy: running calls hold what is missing, and may release it.
     """
 
     balance_of: Balance
@@ -249,7 +256,7 @@ class Refused:
 
     @property
     def is_passing(self) -> bool:
-        """Whether it helps to wait: for what others hold, or for the minute whose requests are counted to end."""
+        """Return whether waiting can help: other calls may release their holds, or the minute of a rate limit ends."""
         return self.is_busy or self.balance_of.key.kind == "rate"
 
 
@@ -259,7 +266,7 @@ Periods = Mapping[AccountKey, int]
 
 
 def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
-    """How an account stands for a call."""
+    """Return the balance of an account for a call."""
     limits = claim.limits(account)
     current = _current(account, limits.window_s, now)
     resets = None
@@ -269,11 +276,11 @@ def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
 
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
-    """Take a hold on all its accounts: the most units that every one of them has left. A missing account is empty."""
+    """Take a hold on all its accounts, with as many units as each of them has left. A missing account is empty."""
     before = [balance_of(accounts.get(claim.key, EMPTY), claim, now) for claim in hold.claims]
-    found = refused(before, hold)
-    if found is not None:
-        return found
+    refusal = refused(before, hold)
+    if refusal is not None:
+        return refusal
     units = hold.most
     for balance in before:
         units = units_left(balance, hold.fixed, hold.unit, units)
@@ -286,7 +293,7 @@ def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Chang
 
 
 def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Granted, Changes]:
-    """Hold up to so many more units; as many as every account has left, which may be none."""
+    """Hold up to `units` more: as many as every account has left, which can be none."""
     for claim in hold.claims:
         balance = balance_of(accounts.get(claim.key, EMPTY), claim, now)
         units = units_left(balance, NOTHING, hold.unit, units)
@@ -294,14 +301,14 @@ def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Gra
     changes, balances = Changes(), []
     for claim in hold.claims:
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
-        # The count of requests holds nothing, and nothing would be given back there.
+        # A rate account counts requests and has no holds that could be released.
         changes[claim.key] = taken = account if claim.key.kind == "rate" else _hold(account, more)
         balances.append(balance_of(taken, claim, now))
     return Granted(units, tuple(balances)), changes
 
 
 def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: Amount) -> Changes:
-    """Give back what was held on these accounts, and add what was spent. Nothing spent: the hold is released."""
+    """Release what was held on these accounts, and add what was spent."""
     changes = Changes()
     for key in keys:
         if key.kind != "rate":
@@ -312,15 +319,20 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
 
 
 def periods(accounts: Accounts, keys: Iterable[AccountKey]) -> Periods:
-    """In which epoch each of these accounts is now."""
+    """Return the current period of each account."""
     return {key: accounts.get(key, EMPTY).period for key in keys if key.kind != "rate"}
 
 
 def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Periods) -> Changes:
-    """Put what was really spent in the place of what it was taken for when a hold had run out.
+    """Replace a provisional charge by the real one.
 
-    `charged`: the epoch in which `wrong` was added to each account. Where an account has begun anew since, `wrong` is
-    gone already, and nothing is taken from what others have used now.
+    Args:
+        accounts: the stored accounts.
+        keys: the accounts that were charged.
+        wrong: the provisional amount, charged when a hold expired.
+        right: the amount that was really spent.
+        charged: the period of each account in which `wrong` was added. In a later period `wrong` is no longer part of
+            `used`, so it is not subtracted from what other calls used since.
     """
     changes = Changes()
     for key in keys:
@@ -332,28 +344,28 @@ def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right
 
 
 def anew(account: Account) -> Account:
-    """Nothing is used any more. What calls under way hold stays held, until each of them gives its own back."""
+    """Set `used` to zero and begin a new period. Running calls keep their holds until they release them."""
     return replace(account, used=NOTHING, period=account.period + 1)
 
 
 def forgotten(account: Account) -> Account:
-    """What stays of an account whose session was deleted: what calls under way hold, and how often it began anew."""
+    """Return what remains of an account whose session was deleted: the holds of running calls, in a new period."""
     return Account(held=account.held, period=account.period + 1)
 
 
 def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
-    """Whether the lease of a hold has ended. One of an earlier boot has no owner any more."""
+    """Return whether the lease of a hold has ended. After a reboot no hold has an owner."""
     return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
 
 
 def narrowest(balances: Sequence[Balance]) -> Balance | None:
-    """The account that has the largest share used; None where nothing is limited."""
-    limited = [one for one in balances if one.used_fraction is not None and one.key.kind != "rate"]
-    return max(limited, key=lambda one: one.used_fraction or 0.0, default=None)
+    """Return the balance with the largest used share, or None if nothing is limited."""
+    limited = [balance for balance in balances if balance.used_fraction is not None and balance.key.kind != "rate"]
+    return max(limited, key=lambda balance: balance.used_fraction or 0.0, default=None)
 
 
 def _current(account: Account, window_s: float | None, now: Moment) -> Account:
-    """The account in the window that is running now; its first one begins with what it had used until then."""
+    """Return the account in the current window. The first window begins with what was used before it."""
     if window_s is None:
         return account
     if account.opened is None:
@@ -365,7 +377,7 @@ def _current(account: Account, window_s: float | None, now: Moment) -> Account:
 
 def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
     if key.kind == "rate":
-        # A request counts when it is made, however long it then takes and whatever becomes of it.
+        # A request counts when it is made, no matter how long it takes or how it ends.
         return replace(account, used=account.used.plus(Amount(calls=amount.calls)))
     return _hold(account, amount)
 
@@ -375,24 +387,25 @@ def _hold(account: Account, amount: Amount) -> Account:
 
 
 def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
-    """Why a hold cannot be taken on accounts that stand so; None where it can.
+    """Return why a hold cannot be taken with these balances, or None if it can.
 
-    What will not come back goes before what others hold, and before the count of a minute: nobody should wait in vain.
+    A lasting reason is preferred to a passing one, which is a hold of another call or a rate limit. No caller then
+    waits in vain.
     """
     passing, least = None, hold.amount(hold.least)
     for balance in balances:
         for at, name in enumerate(DIMENSIONS):
             limit = balance.limits.of(name)
             if limit is not None and least[at] and balance.used[at] + balance.held[at] + least[at] > limit:
-                found = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
-                if not found.is_passing:
-                    return found
-                passing = passing or found
+                refusal = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
+                if not refusal.is_passing:
+                    return refusal
+                passing = passing or refusal
     return passing
 
 
 def units_left(balance: Balance, fixed: Amount, unit: Amount, most: int) -> int:
-    """Units, up to `most`, that an account has left beside `fixed`."""
+    """Return the units, at most `most`, that an account has left after `fixed`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
         left = balance.left(name)

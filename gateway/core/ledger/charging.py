@@ -1,6 +1,6 @@
 """Decide which accounts a call is charged to, and how much is held for it.
 
-The arithmetic is the ledger's; here it is decided with which numbers. See `gateway.core.ledger.arithmetic`.
+This module chooses the numbers; `gateway.core.ledger.arithmetic` computes with them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass
 
-#: tokens taken for the limit of an answer that nobody limits, where the model's own limit is not known either
+#: output tokens that are assumed if neither the call nor the model's known facts limit the output
 DEFAULT_OUTPUT: Final = 16_384
-#: For an answer that the call does not limit, one part in so many of what is left is held, so that one call does not
-#: keep all others waiting, ...
+#: If the call does not limit its output, a quarter of what is left is held for it. One call then does not block all
+#: others.
 _OUTPUT_SHARE: Final = 4
-#: ... but no fewer tokens than these
+#: at least this many output tokens are held in that case
 _OUTPUT_LEAST: Final = 4_096
-#: tokens of its answer that are held for a stream at first, and by which its hold is extended while it runs
+#: output tokens that are held first for a stream, and by which its hold is extended while it runs
 STREAM_STEP: Final = 2_048
-#: an answer of fewer tokens is of no use to anyone
+#: a shorter output, in tokens, is useless
 USEFUL: Final = 16
-#: nor one with less than one part in so many of what it could have if no other call held anything
-_STUMP: Final = 4
-#: when a request is made to fit, at most one part in so many of what is left is kept for its answer
-_ANSWER_SHARE: Final = 4
+#: An output is also useless if it is shorter than a quarter of what it could have if no other call held anything.
+_USEFUL_SHARE: Final = 4
+#: when a request is trimmed to a budget, at most a quarter of what is left is kept free for its output
+_FREE_SHARE: Final = 4
 _MINUTE_S: Final = 60.0
 
 
@@ -56,12 +56,12 @@ class BudgetPolicy:
 
     Attributes:
         session: limits of every session.
-        cached_weight: what an input token counts that the provider had cached; one that it had not counts 1.
-        warn_at: share of a budget, used up, from which on answers carry a warning.
-        modes: whether tool results shrink as the budget does.
-        clamp: whether an answer's limit is lowered to what is left, instead of refusing the call.
-        deferred: whether calls are forwarded whose cost arises after their answer, and is not seen.
-        exhausted_status: HTTP status of a refusal because too little is left.
+        cached_weight: how much a cached input token counts; an uncached one counts 1.
+        warn_at: the used share of a budget, 0 to 1, at which responses begin to carry a warning.
+        modes: shorten tool results as the budget runs low.
+        clamp: lower the output limit of a call to what is left, instead of refusing the call.
+        deferred: forward calls whose cost arises after their response, where the gateway cannot see it.
+        exhausted_status: the HTTP status of a refusal because too little is left.
     """
 
     session: Limits = NO_LIMITS
@@ -74,7 +74,7 @@ class BudgetPolicy:
 
 
 class KeyLimits(NamedTuple):
-    """What a client key may spend in all its sessions, and how many requests it may make in a minute."""
+    """Limits of a client key: for all its sessions together, and `rpm`, its requests per minute (None: any number)."""
 
     limits: Limits = NO_LIMITS
     rpm: int | None = None
@@ -85,7 +85,10 @@ NO_KEY_BUDGET: Final = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class ChargedAccounts:
-    """Who is charged: a client key, a session, its parents from the nearest up; and the budget that a call declares."""
+    """The accounts that a call is charged to: client key, session, and its parents, nearest first.
+
+    `declared`: the budget that the call itself declares for its session.
+    """
 
     namespace: str
     key: KeyLimits = NO_KEY_BUDGET
@@ -95,7 +98,7 @@ class ChargedAccounts:
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
-    """The accounts of a call: its client key's, its parents' from the top down, its session's."""
+    """Return the claims of a call: client key, then parents from the topmost down, then session."""
     claims, key = [], charged.key
     if key.rpm is not None:
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
@@ -108,32 +111,32 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
-    """The accounts that what a call spends is added to."""
+    """Return the accounts to which the cost of a call is added."""
     return tuple(claim.key for claim in claims if claim.key.kind != "rate")
 
 
 def spent_by(charge: Charge | None, cached_weight: float) -> Amount:
-    """What of a charge counts against a budget."""
+    """Return how much of a charge counts against a budget."""
     if charge is None:
         return NOTHING
     usage = charge.usage
-    # Some providers report more cached tokens than there was input; tokens of the answer are never cached.
+    # Some providers report more cached tokens than input tokens. Output tokens are never cached.
     cached = min(usage.cache_read_tokens, usage.input_tokens)
     tokens = usage.total_tokens - cached + ceil(cached * cached_weight)
     return Amount(min(MOST, tokens), nano(charge.cost_usd or 0), 1)
 
 
 class TokenRate(NamedTuple):
-    """USD for a token of input and of output, each of the dearest kind: which kind it will be is not known yet."""
+    """The highest price in USD of one input and one output token. The kind of token is not known before the call."""
 
     input: Decimal
     output: Decimal
 
 
 def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_1h: bool = False) -> TokenRate | None:
-    """The most that a token of a call may cost; None where nobody knows.
+    """Return the highest price of a token of a call, or None if it is unknown.
 
-    `caches_1h`: the call may ask the provider to cache something for an hour, which costs more.
+    `caches_1h`: the call can ask the provider to cache a prefix for an hour, which costs more.
     """
     if price is None:
         return None
@@ -147,7 +150,7 @@ def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_
 
 
 def dearest(rates: Iterable[TokenRate | None]) -> TokenRate | None:
-    """The most that a token of a call may cost, whichever of these rates it goes by; None where none is known."""
+    """Return the highest of these rates, for input and output separately, or None if none is known."""
     known = [rate for rate in rates if rate is not None]
     return TokenRate(max(rate.input for rate in known), max(rate.output for rate in known)) if known else None
 
@@ -158,23 +161,23 @@ def _dearest(*rates: Decimal | None) -> Decimal:
 
 @dataclass(frozen=True, slots=True)
 class CallNeed:
-    """What a call may take.
+    """The largest amounts that a call can need.
 
     Attributes:
-        input_tokens: the most that its input may have, as far as one can be sure.
-        output: tokens to which the call itself limits each answer; None where it does not.
-        model_output: tokens that an answer of the model can have; None where nobody knows.
-        room: tokens that its window leaves beside the input; None: nobody knows its window, or it leaves nothing.
+        input_tokens: the upper bound of the input, with a safety margin.
+        output: the output limit that the call sets for each choice; None if it sets none.
+        model_output: the output limit of the model; None if it is unknown.
+        room: tokens that the context window leaves after the input; None: the window is unknown, or leaves too few.
         expected: input tokens that the provider is expected to bill, without a safety margin; None: `input_tokens`.
-        least_output: the least limit of an answer, in tokens, that can be set; 0: any can.
-        answers: how many answers it asks for.
-        has_output: whether the answer is paid by its tokens at all.
-        rate: what a token costs at the most; None where nobody knows.
-        is_priced: its price is known, or it is no call that is billed by its tokens.
+        least_output: the smallest output limit, in tokens, that the provider accepts; 0: any.
+        answers: how many choices the call asks for.
+        has_output: the output is billed by its tokens.
+        rate: the highest price of a token; None if it is unknown.
+        is_priced: the price is known, or the call is not billed by tokens.
         model: the model that the price is for.
-        can_grow: its hold can be extended while the answer comes.
-        can_end: its answer is text that comes piece by piece, and can be ended where it passes what is held by far.
-        goes_on: the answer is made to its end, whether or not anybody waits for it.
+        can_grow: the hold can be extended while the output arrives.
+        can_end: the output is streamed text, so that the stream can be ended when it far exceeds the hold.
+        goes_on: the provider completes the output even if no client waits for it.
     """
 
     input_tokens: int
@@ -194,10 +197,10 @@ class CallNeed:
 
 
 def room_in(window: int | None, tokens: int) -> int | None:
-    """Tokens of an answer for which a window has room beside so many of input.
+    """Return the output tokens that fit into a context window after `tokens` of input, or None.
 
-    None where nobody knows the window, or where there is none for an answer of use: then the provider refuses the call
-    for its length, which costs nothing, or what was estimated is wrong.
+    None: the window is unknown, or fewer than `USEFUL` tokens are left. In the second case either the provider refuses
+    the call for its length, which costs nothing, or the estimate is wrong.
     """
     room = window - tokens if window is not None else 0
     return room if room >= USEFUL else None
@@ -206,77 +209,77 @@ def room_in(window: int | None, tokens: int) -> int | None:
 def hold_for(
     call_id: str, claims: tuple[Claim, ...], balances: Sequence[Balance], need: CallNeed, *, clamp: bool
 ) -> Hold:
-    """What to hold for a call; `balances`: of its accounts, as they were read."""
+    """Return the hold for a call. `balances`: of its accounts, as they were read."""
     rate = need.rate or TokenRate(Decimal(0), Decimal(0))
     fixed = Amount(max(1, need.input_tokens), nano(rate.input * need.input_tokens), 1)
     if not need.has_output:
         return Hold(call_id, claims, fixed)
     unit = Amount(need.answers, nano(rate.output * need.answers))
-    most = _longest(need, fixed, unit, balances)
+    most = _most_units(need, fixed, unit, balances)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
-    least = _shortest(most, fixed, unit, balances) if clamp or need.output is None else most
+    least = _fewest_units(most, fixed, unit, balances) if clamp or need.output is None else most
     return Hold(call_id, claims, fixed, unit, max(least, min(need.least_output, most)), most)
 
 
-def _shortest(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
-    """The fewest units that are worth a call.
+def _fewest_units(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
+    """Return the fewest units with which a call is useful.
 
-    What others hold may come back, so that it is better to wait for it than to take a small part of an answer now.
+    Other calls may release their holds. Waiting for that is better than a small part of the output now.
     """
     if not any(any(balance.held) for balance in balances):
         return min(most, USEFUL)
     alone = _units_left([replace(balance, held=NOTHING) for balance in balances], fixed, unit, most)
-    return min(most, max(USEFUL, alone // _STUMP))
+    return min(most, max(USEFUL, alone // _USEFUL_SHARE))
 
 
-def _longest(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
-    """Units of an answer that nothing but the budget cuts short."""
+def _most_units(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
+    """Return the most units to ask for: the output limit, or a share of what the budget has left."""
     if need.output is not None:
         return need.output if need.model_output is None else min(need.output, need.model_output)
     most = need.model_output or DEFAULT_OUTPUT
     left = _units_left(balances, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
-    # Where the longest answer of the model is held, no limit is set: it is the provider's to fit it into the window.
-    return units if units == need.model_output else _roomy(units, need)
+    # If the model's longest output is held, no limit is sent, and the provider fits the output into the window.
+    return units if units == need.model_output else _within_room(units, need)
 
 
-def _roomy(units: int, need: CallNeed) -> int:
-    """Units, but no more than the model's window has room for."""
+def _within_room(units: int, need: CallNeed) -> int:
+    """Return `units`, but at most what the context window has room for."""
     return units if need.room is None else min(units, need.room)
 
 
 def _units_left(balances: Sequence[Balance], fixed: Amount, unit: Amount, most: int) -> int:
-    """Units, up to `most`, that every account has left beside `fixed`."""
+    """Return the units, at most `most`, that every account has left after `fixed`."""
     return min((units_left(balance, fixed, unit, most) for balance in balances), default=most)
 
 
 def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
-    """The limit that the call has to be sent with, so that its answer stays within what is held; None: as it is."""
+    """Return the output limit to send so that the output stays within the hold, or None to send none."""
     if not need.has_output or not bounds_answers(granted.balances):
         return None
     if need.output is not None:
         return granted.units if granted.units < need.output else None
     most = need.model_output or DEFAULT_OUTPUT
     if not need.can_grow:
-        return _roomy(granted.units, need) if need.model_output is None or granted.units < most else None
-    # The hold grows with the answer; what is left bounds it at the provider too.
+        return _within_room(granted.units, need) if need.model_output is None or granted.units < most else None
+    # The hold grows with the output, up to what is left. The provider gets the same bound.
     total = granted.units + _units_left(granted.balances, NOTHING, hold.unit, most)
-    return _roomy(total, need) if total < most else None
+    return _within_room(total, need) if total < most else None
 
 
 def most_text(held: int) -> int:
-    """Return the estimated tokens of text with which an answer surely has passed what is held whole for it.
+    """Return the estimated output tokens above which a stream has certainly exceeded its hold.
 
-    Its provider keeps to the limit it was sent, as a rule, and then no estimate is a reason to end it. Estimates of
-    prose, code and data in many languages are at most 1.5 times the tokens of o200k_base; those of a few words may be
-    anything.
+    A provider normally respects the output limit that it was sent, so an estimate slightly above the hold must not end
+    a stream. Estimates of prose, code and data in many languages are at most 1.5 times the tokens of o200k_base.
+    Estimates of a few words can be wrong by any factor.
     """
     return held + held // 2 + STREAM_STEP // 4
 
 
 def bounds_answers(balances: Sequence[Balance]) -> bool:
-    """Whether a budget is in force in which a longer answer counts more."""
+    """Return whether a budget in tokens or USD is in force, so that a longer output costs more of it."""
     for balance in balances:
         limits = balance.limits
         if balance.key.kind != "rate" and (limits.tokens is not None or limits.nano_usd is not None):
@@ -285,27 +288,27 @@ def bounds_answers(balances: Sequence[Balance]) -> bool:
 
 
 def budgets_in(balances: Sequence[Balance]) -> tuple[Balance, ...]:
-    """Those in which a budget is in force; the count of a client key's requests is none."""
+    """Return the balances with a budget in force, without rate limits of client keys."""
     return tuple([balance for balance in balances if balance.key.kind != "rate" and not balance.limits.is_none])
 
 
 def affordable_input(balances: Sequence[Balance], output: int | None, rate: TokenRate | None) -> int | None:
-    """Input tokens that the budgets still allow; None where no budget limits them.
+    """Return the input tokens that the budgets still allow, or None if no budget limits them.
 
-    Room is kept for the answer: for as much as the call asks for, but at most a quarter of what is left.
+    Room is kept free for the output: as much as the call asks for, but at most a quarter of what is left.
     """
-    found = []
+    allowed = []
     for balance in balances:
         tokens, usd = balance.left("tokens"), balance.left("nano_usd")
         if tokens is not None:
-            found.append(tokens - min(output or _OUTPUT_LEAST, tokens // _ANSWER_SHARE))
+            allowed.append(tokens - min(output or _OUTPUT_LEAST, tokens // _FREE_SHARE))
         if usd is not None and rate is not None and rate.input > 0:
-            for_input = usd - min(nano(rate.output * (output or _OUTPUT_LEAST)), usd // _ANSWER_SHARE)
-            found.append(int(Decimal(for_input) / NANO / rate.input))
-    return max(1, min(found)) if found else None
+            for_input = usd - min(nano(rate.output * (output or _OUTPUT_LEAST)), usd // _FREE_SHARE)
+            allowed.append(int(Decimal(for_input) / NANO / rate.input))
+    return max(1, min(allowed)) if allowed else None
 
 
 def remaining_fraction(balances: Sequence[Balance]) -> float:
-    """The share, 0 to 1, that is left of the narrowest budget, holds not taken off. 1 where there is no budget."""
+    """Return the share, 0 to 1, that is left of the most used budget, ignoring holds. 1 without a budget."""
     balance = narrowest(balances)
     return 1.0 if balance is None else max(0.0, 1.0 - (balance.used_fraction or 0.0))

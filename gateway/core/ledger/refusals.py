@@ -1,4 +1,4 @@
-"""Describe to callers what is left of a budget, and why it is too small for a call."""
+"""Describe to callers what is left of a budget, and why a call was refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ _UNITS: Final[Mapping[Dimension, str]] = {"tokens": "tokens", "nano_usd": "usd",
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a caller is told of the budgets in force: the one of each kind that has least left; None where none is.
+    """What response headers report about budgets: for tokens and USD each, the budget with the least left.
 
-    USD are text with six decimals. `warning`: the largest share used, 0 to 1 and beyond, where it is large enough to
-    warn of; None else.
+    A field is None if no budget limits it. USD are text with six decimals.
+
+    Attributes:
+        warning: the largest used share, if it has reached the threshold for a warning; it can exceed 1. None otherwise.
     """
 
     limit_tokens: int | None = None
@@ -47,11 +49,11 @@ class Allowance:
 
 
 def allowance(balances: Sequence[Balance], warn_at: float) -> Allowance | None:
-    """What to tell of these accounts; None where nothing is limited."""
-    nearest = narrowest(balances)
-    if nearest is None:
+    """Return what to report about these accounts, or None if nothing is limited."""
+    most_used = narrowest(balances)
+    if most_used is None:
         return None
-    used = nearest.used_fraction or 0.0
+    used = most_used.used_fraction or 0.0
     limit_tokens, left_tokens = _least_left(balances, "tokens")
     limit_nano, left_nano = _least_left(balances, "nano_usd")
     return Allowance(
@@ -64,24 +66,24 @@ def allowance(balances: Sequence[Balance], warn_at: float) -> Allowance | None:
 
 
 def _least_left(balances: Sequence[Balance], name: Literal["tokens", "nano_usd"]) -> tuple[int | None, int | None]:
-    """Limit and what is left of it, of the account that has the least left."""
-    found = [
+    """Return the limit of the account with the least left, and what is left of it."""
+    limited = [
         (left, limit)
         for balance in balances
         if (left := balance.left(name)) is not None and (limit := balance.limits.of(name)) is not None
     ]
-    left, limit = min(found, default=(None, None))
+    left, limit = min(limited, default=(None, None))
     return limit, left
 
 
 def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) -> BudgetFault:
-    """What the caller is told. `now`: the time of day, seconds since the epoch."""
+    """Return the error for a caller whose hold was refused. `now`: Unix time in seconds."""
     balance, name = refused.balance_of, refused.dimension
     at = DIMENSIONS.index(name)
     arithmetic = dimension_json(balance, name, now) | {"needed": _number(refused.needed, name)}
     if balance.key.kind == "rate":
         limited = RateLimited(
-            f"The client key makes more than its {balance.limits.calls:,} requests a minute. "
+            f"The client key exceeds its limit of {balance.limits.calls:,} requests per minute. "
             f"Wait {ceil(balance.resets_s or 0)} s.",
             arithmetic,
         )
@@ -91,21 +93,21 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
     whose = (
         f'Session "{balance.key.id}"' if balance.key.kind == "session" else f'The client key "{balance.key.namespace}"'
     )
-    used = f"{whose} has used {_said(balance.used[at], name)} of its {_said(limit, name, unit=True)}"
+    used = f"{whose} has used {_amount(balance.used[at], name)} of its {_amount(limit, name, unit=True)}"
     if refused.is_busy:
         return BudgetBusy(
-            f"{used}, and calls under way hold {_said(balance.held[at], name)}: this one needs "
-            f"{_said(refused.needed, name)}. Try again when one of them has ended.",
+            f"{used}, and running calls have reserved {_amount(balance.held[at], name)}. This call needs "
+            f"{_amount(refused.needed, name)}. Try again when a running call has ended.",
             arithmetic,
         )
-    short = "" if balance.used[at] >= limit else f", and this call needs {_said(refused.needed, name)}"
+    short = "" if balance.used[at] >= limit else f", and this call needs {_amount(refused.needed, name)}"
     exhausted = BudgetExhausted(f"{used}{short}. {_remedy(balance, name, claim, refused.needed)}", arithmetic)
     exhausted.status = policy.exhausted_status
     return exhausted
 
 
 def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
-    refills = f"It refills in {_time(balance.resets_s)}. " if balance.resets_s is not None else ""
+    refills = f"It refills in {_duration(balance.resets_s)}. " if balance.resets_s is not None else ""
     limit, at = balance.limits.of(name) or 0, DIMENSIONS.index(name)
     if claim.declared.of(name) == limit:
         header = {"tokens": BUDGET_TOKENS, "nano_usd": BUDGET_USD}.get(name, b"").decode()
@@ -117,24 +119,24 @@ def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str
 
 
 def _command(key: AccountKey, name: Dimension, enough: int) -> str:
-    """What sets a session's budget to this, or to the most there is, as a shell takes it."""
-    said = SessionKey(key.namespace, key.id).shown()
-    session = quote(said)
+    """Return a shell command that sets a session's budget to `enough`, or to the largest possible one."""
+    name_shown = SessionKey(key.namespace, key.id).shown()
+    session = quote(name_shown)
     words = {
         "tokens": [session, str(min(MOST, enough))],
         "nano_usd": [session, "--usd", f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"],
         "calls": [session, "--calls", str(min(MOST, enough))],
     }[name]
-    if said.startswith("-"):
-        # It is no option behind two dashes, and neither is anything else.
+    if name_shown.startswith("-"):
+        # After two dashes nothing is read as an option.
         words = ["--", *words] if name == "tokens" else [*words[1:], "--", session]
     return " ".join(["gateway sessions budget", *words])
 
 
 def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, int | str | None]:
-    """Return one budget for programs: whose account, its unit, limit and use, what is held, and when it refills.
+    """Return a budget as JSON: its account, unit, limit, used and held amounts, and when it refills.
 
-    `id`: of the session, or the name of the client key.
+    `id` is the session id or the name of the client key. `now`: Unix time in seconds.
     """
     at = DIMENSIONS.index(name)
     resets = None
@@ -155,7 +157,7 @@ def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, i
 
 
 def usd(nano_usd: int) -> str:
-    """US dollars as we write them: six decimals."""
+    """Return billionths of a US dollar as dollars with six decimals."""
     return f"{Decimal(nano_usd) / NANO:.6f}"
 
 
@@ -163,13 +165,13 @@ def _number(value: int, name: Dimension) -> int | str:
     return usd(value) if name == "nano_usd" else value
 
 
-def _said(value: int, name: Dimension, *, unit: bool = False) -> str:
+def _amount(value: int, name: Dimension, *, unit: bool = False) -> str:
     if name == "nano_usd":
         return f"{usd(value)} USD"
     return f"{value:,} {_UNITS[name]}" if unit else f"{value:,}"
 
 
-def _time(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for size, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{round(seconds / size)} {name}"

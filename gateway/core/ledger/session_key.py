@@ -8,31 +8,33 @@ from gateway.core.identity import is_valid
 from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.values import dataclass
 
-#: the namespace of callers on this machine where no client keys are needed
+#: the namespace of callers on this machine, if no client keys are required
 OPEN_NAMESPACE: Final = "default"
-#: The namespace of other callers without a client key: this one where they bring no credential of a provider, else this
-#: prefix and a digest of that credential.
+#: The namespace of other callers without a client key. A caller that sends a provider's credential has this prefix and
+#: a digest of the credential instead.
 ANONYMOUS: Final = "anonymous"
 CREDENTIAL_PREFIX: Final = "cred-"
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a client key of this name would see the sessions of callers that have none."""
+    """Return whether a client key of this name would see the sessions of callers without a key."""
     return name in (OPEN_NAMESPACE, ANONYMOUS) or name.startswith(CREDENTIAL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """A session's identity in the store: ids are the client's to choose, so they live under their client key's name."""
+    """Identify a session in the store. Clients choose session ids, so each client key has its own namespace."""
 
     namespace: str
     id: str
 
     @classmethod
     def parse(cls, text: str, namespace: str | None = None) -> Self | None:
-        """The session that is named so by whoever sees this namespace, None: all. None where the text is no name.
+        """Return the session that a reader calls by this name, or None if the text cannot be a name.
 
-        `ID` is one of that namespace, or of callers without a client key; `KEY/ID` only those know who see all.
+        Args:
+            text: `ID` or `KEY/ID`. Only readers of all namespaces may use `KEY/ID`.
+            namespace: the namespace that the reader sees. None: all; then `ID` alone means `OPEN_NAMESPACE`.
         """
         own, slash, name = text.rpartition("/")
         if not is_valid(name) or (slash and (namespace is not None or not is_valid(own))):
@@ -40,11 +42,11 @@ class SessionKey:
         return cls(own if slash else namespace or OPEN_NAMESPACE, name)
 
     def shown(self, namespace: str | None = None) -> str:
-        """Its name for whoever sees this namespace, None: all, who are told whose it is. The other way of `parse`."""
+        """Return the name that `parse` reads. Readers of all namespaces (None) see the namespace before the id."""
         is_bare = namespace is not None or self.namespace == OPEN_NAMESPACE
         return self.id if is_bare else f"{self.namespace}/{self.id}"
 
     @property
     def account(self) -> AccountKey:
-        """The account that its budget is kept on."""
+        """Return the account of its budget."""
         return AccountKey("session", self.namespace, self.id)

@@ -1,6 +1,6 @@
 """Define the conditions under which a step becomes active.
 
-Names of tools are matched by shell patterns, letter for letter (`search`, `read_*`).
+Tool names are matched by shell patterns, case-sensitively (`search`, `read_*`).
 """
 
 from __future__ import annotations
@@ -13,41 +13,39 @@ from typing import Final, Protocol
 
 from gateway.core.values import dataclass
 
-#: shell patterns, of which any may match
+#: shell patterns; one match is enough
 Patterns = tuple[str, ...]
 
-#: tools used last that a session remembers for its steps, and so the widest window of a condition
+#: the last used tools that a session remembers for its steps: the largest window of a condition
 MOST_RECENT: Final = 64
 
-
-#: sets of patterns that stay compiled; all of them stand in a configuration
+#: sets of patterns that stay compiled; all of them come from the configuration
 _COMPILED: Final = 1024
 
 
 def is_any(name: str, patterns: Patterns) -> bool:
-    """Whether one of the patterns matches."""
+    """Return whether one of the patterns matches."""
     return _expression(patterns).match(name) is not None
 
 
 @lru_cache(_COMPILED)
 def _expression(patterns: Patterns) -> re.Pattern[str]:
-    """What matches what any of them does: one look instead of one for each, at each tool of each call."""
+    """Return one expression that matches what any pattern matches. One test per tool is faster than one per pattern."""
     return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
 def _has_any(names: Sequence[str], patterns: Patterns) -> bool:
     match = _expression(patterns).match
-    # An agent calls a few tools many times.
+    # Agents call few tools many times, so each name is tested once.
     return any(map(match, set(names)))
 
 
 class ConditionFacts:
-    """What conditions may look at beside tools.
+    """The facts besides tools that conditions may read.
 
     Attributes:
-        tokens: input tokens that the request is expected to weigh, before anything is left out; None where no condition
-            asks for it.
-        left: what is left of the narrowest budget, as a share of it; 1 where there is none.
+        tokens: estimated input tokens of the request before trimming; None if no condition needs them.
+        left: the share, 0 to 1, that is left of the most used budget; 1 without a budget.
     """
 
     __slots__ = ("_message", "left", "tokens")
@@ -61,7 +59,7 @@ class ConditionFacts:
 
     @property
     def message(self) -> str | None:
-        """Text of the newest user message, None where there is none; read once a condition comes to it."""
+        """Return the text of the newest user message, or None. It is read when a condition first needs it."""
         if callable(self._message):
             self._message = self._message()
         return self._message
@@ -71,7 +69,7 @@ class Condition(Protocol):
     """One condition of a step."""
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """Whether it is met. `recent`: the tools used last, the newest at the end."""
+        """Return whether the condition is met. `recent`: the last used tools, newest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class ToolUsed:
     within: int = MOST_RECENT
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del facts
         return _has_any(recent[-self.within :], self.tools)
 
@@ -95,19 +93,19 @@ class NotRecentlyUsed:
     window: int
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del facts
         return not _has_any(recent[-self.window :], self.tools)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceMatch:
-    """The tools used last are these, in this order, and none in between or behind. Each entry has alternatives."""
+    """The last used tools are exactly these, in this order. Each entry has alternatives."""
 
     entries: tuple[Patterns, ...]
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del facts
         last = recent[-len(self.entries) :]
         return len(last) == len(self.entries) and all(map(is_any, last, self.entries))
@@ -115,35 +113,35 @@ class SequenceMatch:
 
 @dataclass(frozen=True, slots=True)
 class MessageMatches:
-    """The newest user message is what somebody looks for."""
+    """The newest user message satisfies `is_match`."""
 
     is_match: Callable[[str], bool]
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del recent
         return facts.message is not None and self.is_match(facts.message)
 
 
 @dataclass(frozen=True, slots=True)
 class TokensAbove:
-    """The request weighs more than so many input tokens."""
+    """The request has more than `tokens` input tokens."""
 
     tokens: int
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del recent
         return facts.tokens is not None and facts.tokens > self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetBelow:
-    """Less than this share is left of the narrowest budget. Never where there is no budget."""
+    """Less than this share is left of the most used budget. Never true without a budget."""
 
     share: float
 
     def holds(self, recent: Sequence[str], facts: ConditionFacts) -> bool:
-        """See `Condition`."""
+        """Return whether the condition is met, see `Condition`."""
         del recent
         return facts.left < self.share

@@ -1,8 +1,9 @@
-"""Compute the active step of an agent from the tools it used, and the tools it may call.
+"""Compute the active step of an agent from the tools that it used, and the tools that it may call.
 
-A step holds when its conditions do, or while it is the active one and its sequence is not finished. The first that
-holds, in the order they are written, is the active one; the default step where none does. Conditions are looked at
-before a call and after each tool that was used. Entering a step begins its sequence.
+- A step holds if its conditions are met, or if it is active and its sequence is not finished.
+- The first step that holds, in the configured order, becomes active. If none holds, the default step does.
+- Conditions are checked before a call and after each used tool.
+- A step that becomes active starts its sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Enforce = Literal["filter", "require", "reject", "observe"]
 
 #: the agent of calls that name none
 DEFAULT_AGENT: Final = "default"
-#: characters of a tool's name that are remembered
+#: characters of a tool name that are remembered
 _NAME: Final = 256
 
 
@@ -39,15 +40,15 @@ class Step:
     Attributes:
         name: unique among the agent's steps.
         description: for people.
-        conditions: all must hold.
-        allowed: tools it may call; None: all.
-        denied: tools it may not call, even if they are allowed.
-        sequence: tools in the order they are due; each entry has alternatives.
-        is_default: the step to be in where no other holds.
-        enforce: what becomes of a request that offers other tools, see docs/concepts/steps.md.
-        context_budget: input tokens of a call, at the most.
-        model: to call instead of the one that the call names.
-        max_output_tokens: of an answer, at the most.
+        conditions: all must be met.
+        allowed: tools that may be called; None: all.
+        denied: tools that may not be called, even if they are allowed.
+        sequence: tools in the order in which they are due; each entry has alternatives.
+        is_default: the step that is active if no other holds.
+        enforce: how a request that offers other tools is handled, see docs/concepts/steps.md.
+        context_budget: the most input tokens of a call.
+        model: the model to call instead of the requested one.
+        max_output_tokens: the most output tokens of a call.
     """
 
     name: str
@@ -63,31 +64,31 @@ class Step:
     max_output_tokens: int | None = None
 
     def allows(self, tool: str) -> bool:
-        """Whether the step may call a tool at all, whatever is due."""
+        """Return whether the step allows a tool, regardless of its sequence."""
         return (self.allowed is None or is_any(tool, self.allowed)) and not is_any(tool, self.denied)
 
     def due(self, index: int) -> Patterns | None:
-        """The entry of its sequence that is due after so many; None: it has none, or it is finished."""
+        """Return the due entry of the sequence after `index` entries, or None if it is finished or there is none."""
         return self.sequence[index] if index < len(self.sequence) else None
 
     def lets(self, tool: str, due: Patterns | None) -> bool:
-        """Whether it lets a tool be called while this is due."""
+        """Return whether a tool may be called while the entry `due` is due."""
         return (due is None or is_any(tool, due)) and self.allows(tool)
 
     def callable(self, tools: Iterable[str], due: Patterns | None) -> tuple[str, ...]:
-        """Those of the tools that it lets be called."""
+        """Return those of the tools that may be called while the entry `due` is due."""
         return tuple([tool for tool in tools if self.lets(tool, due)])
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """Where a session is in the steps of one agent.
+    """The position of a session in the steps of one agent.
 
     Attributes:
-        active: the step's name; None: in none.
-        index: of the entry of its sequence that is due; the sequence's length once it is finished.
-        recent: the tools used last, the newest at the end.
-        is_set: the step was set by hand, and holds until its sequence is finished; without one until it is set anew.
+        active: the name of the active step; None: no step is active.
+        index: the index of the due entry of its sequence; the length of the sequence once it is finished.
+        recent: the last used tools, newest last.
+        is_set: the step was set by hand. It holds until its sequence is finished, or without one until it is set again.
     """
 
     active: str | None = None
@@ -98,10 +99,12 @@ class StepState:
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """A session's agent went to another step, or on in the sequence of the one it is in.
+    """An agent of a session changed to another step, or advanced in the sequence of its step.
 
-    `index`: the place in that sequence, None where the step has none. `tools`: that the answer asked for. `at`: seconds
-    since the epoch.
+    Attributes:
+        index: the number of finished entries of the sequence; None if the step has none.
+        tools: the tools that the response calls.
+        at: Unix time in seconds.
     """
 
     session: SessionKey
@@ -114,7 +117,7 @@ class StepChange:
 
 
 class Used(NamedTuple):
-    """What tools that were used make of a state. `stray`: those that were not due, or not allowed, when used."""
+    """The state after some tools were used. `stray`: those that were not due or not allowed."""
 
     state: StepState
     stray: tuple[str, ...] = ()
@@ -126,63 +129,63 @@ class Agent:
     def __init__(self, name: str, steps: Sequence[Step]) -> None:
         self.name = name
         self.steps = tuple(steps)
-        #: None is the name that a state has which is in no step
+        #: looked up with `StepState.active`, which can be None
         self._by_name: dict[str | None, Step] = {step.name: step for step in steps}
         self._default = next((step for step in steps if step.is_default), None)
-        #: whether the agent may be in no step, or in one that enforces nothing
+        #: the agent can be without an active step, or in one that enforces nothing
         self._may_be_free = any(step.enforce == "observe" for step in steps) or not any(
             step.is_default or not step.conditions for step in steps
         )
-        #: The default step is looked at last, also while its sequence runs.
+        #: The default step is checked last, even while its sequence runs.
         self._others = tuple(step for step in steps if not step.is_default)
         conditions = [condition for step in steps for condition in step.conditions]
         self.reads_message = any(isinstance(condition, MessageMatches) for condition in conditions)
         self.reads_tokens = any(isinstance(condition, TokensAbove) for condition in conditions)
         self.reads_budget = any(isinstance(condition, BudgetBelow) for condition in conditions)
-        #: whether any condition looks at something beside tools
+        #: a condition reads something besides tools
         self.reads_facts = self.reads_message or self.reads_tokens or self.reads_budget
 
     def ever_allows(self, tool: str) -> bool:
-        """Return whether the agent may call a tool in any of its steps, or while it is in none."""
+        """Return whether the agent may call a tool in one of its steps, or without an active step."""
         return self._may_be_free or any(step.allows(tool) for step in self.steps)
 
     def step(self, state: StepState) -> Step | None:
-        """The active one; None also where a changed configuration has it no more."""
+        """Return the active step, or None if there is none or the configuration no longer has it."""
         return self._by_name.get(state.active)
 
     def due(self, state: StepState) -> Patterns | None:
-        """The entry of the active step's sequence that is due; None: there is none, or it is finished."""
+        """Return the due entry of the active step's sequence, or None if it is finished or there is none."""
         step = self.step(state)
         return step.due(state.index) if step is not None else None
 
     def place(self, state: StepState) -> int | None:
-        """The number of entries of the active step's sequence that are done; None where it has no sequence."""
+        """Return the number of finished entries of the active step's sequence, or None if it has no sequence."""
         step = self.step(state)
         return min(state.index, len(step.sequence)) if step is not None and step.sequence else None
 
     def entered(self, state: StepState, facts: ConditionFacts) -> StepState:
-        """The state with the step active whose turn it is."""
+        """Return the state after all conditions were checked and the right step became active."""
         current = self._by_name.get(state.active)
         is_running = current is not None and state.index < len(current.sequence)
         if state.is_set and current is not None and (is_running or not current.sequence):
             return state
-        found = self._default
+        active = self._default
         for step in self._others:
             if (is_running and step is current) or _holds(step, state, facts):
-                found = step
+                active = step
                 break
-        if found is not None and found is current:
+        if active is not None and active is current:
             return replace(state, is_set=False) if state.is_set else state
-        name = found.name if found is not None else None
+        name = active.name if active is not None else None
         if name is None and state.active is None:
             return state
         return StepState(name, recent=state.recent)
 
     def used(self, state: StepState, tools: Sequence[str], facts: ConditionFacts) -> Used:
-        """The state after these tools were used, one after the other; each may finish an entry, and change the step.
+        """Return the state after these tools were used in order. Each can finish an entry and change the step.
 
-        A stray one is seen by no condition where the step is enforced: a model that calls what it was not offered must
-        not get into another step by it.
+        If the step is enforced, conditions ignore stray tools. A model that calls a tool which it was not offered must
+        not reach another step this way.
         """
         stray = []
         for tool in tools:
@@ -200,7 +203,12 @@ class Agent:
         return Used(state, tuple(stray))
 
     def set(self, state: StepState, name: str | None, index: int = 0) -> StepState:
-        """The state with a step set by hand, so many entries of its sequence done; None: as the conditions say.
+        """Return the state after a step was set by hand.
+
+        Args:
+            state: the current state.
+            name: the step; None lets the conditions decide again.
+            index: the number of finished entries of its sequence.
 
         Raises:
             KeyError: there is no such step.
@@ -211,7 +219,7 @@ class Agent:
 
 
 def _holds(step: Step, state: StepState, facts: ConditionFacts) -> bool:
-    # No generator: this runs for each step at each call, and after each tool.
+    # No generator expression, because this runs often: for each step before each call and after each tool.
     for condition in step.conditions:  # noqa: SIM110
         if not condition.holds(state.recent, facts):
             return False

@@ -24,7 +24,7 @@ from gateway.core.http.addresses import is_address, is_host
         ("", False),
     ],
 )
-def test_an_address_has_a_scheme_of_http_a_host_and_a_port_that_there_is(url: str, is_one: bool) -> None:
+def test_http_url_needs_scheme_host_and_valid_port(url: str, is_one: bool) -> None:
     assert is_address(url) is is_one
 
 
@@ -40,5 +40,5 @@ def test_an_address_has_a_scheme_of_http_a_host_and_a_port_that_there_is(url: st
         *((host, False) for host in ("300.1.1.1", "1.2.3.4.5", "1..2", "::1::", "::g", "a,b", "a@b")),
     ],
 )
-def test_a_host_is_an_address_or_may_be_the_name_of_one(host: str, is_one: bool) -> None:
+def test_host_is_an_address_or_a_host_name(host: str, is_one: bool) -> None:
     assert is_host(host) is is_one

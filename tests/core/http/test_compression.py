@@ -1,4 +1,4 @@
-"""Unpacking in pieces, under a limit."""
+"""Test decompression in pieces and its size limit."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def test_the_encodings_named_are_those_that_are_read() -> None:
 
 @packed_every_way
 @pytest.mark.parametrize("data", [b"", b"x", TEXT], ids=["empty", "one byte", "text"])
-def test_a_packed_body_is_unpacked(pack: Callable[[bytes], bytes], data: bytes) -> None:
+def test_compressed_body_is_decompressed(pack: Callable[[bytes], bytes], data: bytes) -> None:
     assert unpack(pack(data), 2**20) == data
 
 
 @packed_every_way
-def test_a_body_that_arrives_byte_by_byte_is_unpacked(pack: Callable[[bytes], bytes]) -> None:
+def test_body_is_decompressed_byte_by_byte(pack: Callable[[bytes], bytes]) -> None:
     compressed = pack(TEXT)
     assert unpack_pieces(compressed[i : i + 1] for i in range(len(compressed))) == (TEXT, True)
 
 
 @packed_every_way
-def test_a_body_cut_anywhere_is_unpacked(pack: Callable[[bytes], bytes]) -> None:
+def test_body_is_decompressed_in_any_pieces(pack: Callable[[bytes], bytes]) -> None:
     compressed, choose = pack(TEXT), random.Random(7)
     for _ in range(20):
         cut = choose.randrange(2, len(compressed))
@@ -61,20 +61,20 @@ def test_a_body_cut_anywhere_is_unpacked(pack: Callable[[bytes], bytes]) -> None
 
 
 @packed_every_way
-def test_the_pieces_that_come_out_are_no_larger_than_asked(pack: Callable[[bytes], bytes]) -> None:
+def test_output_pieces_respect_the_maximum_size(pack: Callable[[bytes], bytes]) -> None:
     for size in range(1, 600, 7):
         data = b"a" * size
         assert unpack_pieces([pack(data)], at_most=64) == (data, True)
 
 
 @packed_every_way
-def test_what_is_larger_than_the_limit_is_refused_and_what_is_as_large_is_not(pack: Callable[[bytes], bytes]) -> None:
+def test_size_limit_is_inclusive(pack: Callable[[bytes], bytes]) -> None:
     assert unpack(pack(TEXT), len(TEXT)) == TEXT
     with pytest.raises(TooLarge):
         unpack(pack(TEXT), len(TEXT) - 1)
 
 
-def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
+def test_decompression_bomb_stops_at_the_limit() -> None:
     compressed = gzip.compress(bytes(64 * 2**20))
     tracemalloc.start()
     try:
@@ -86,7 +86,7 @@ def test_a_bomb_is_cut_at_the_limit_without_being_held_in_memory() -> None:
     assert peak < 6 * 2**20
 
 
-def test_a_stream_that_is_handed_on_has_no_limit() -> None:
+def test_stream_without_limit_is_decompressed() -> None:
     size = 3 * 2**20
     assert unpack_pieces([gzip.compress(bytes(size))])[0] == bytes(size)
 
@@ -104,7 +104,7 @@ def test_a_stream_that_is_handed_on_has_no_limit() -> None:
     ],
     ids=["empty", "text", "noise", "cut by one", "cut early", "broken inside", "wrong checksum"],
 )
-def test_a_body_that_is_not_what_it_says_is_corrupt(body: bytes) -> None:
+def test_mismatched_encoding_is_corrupt(body: bytes) -> None:
     with pytest.raises(Corrupt):
         unpack(body, 2**20)
 

@@ -1,4 +1,4 @@
-"""The headers by which a request speaks with the gateway."""
+"""Test the request headers that the gateway reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.core.http.headers import ProviderAddress, request_headers
 from gateway.server.headers import directives
 
 
-def test_none_of_them_is_forwarded() -> None:
+def test_gateway_headers_are_not_forwarded() -> None:
     headers = [(name, b"1") for name in OURS]
     sent = request_headers(
         headers, ProviderAddress("p", "https://p.example"), client_key_headers=frozenset(), decompressed=False
@@ -20,7 +20,7 @@ def test_none_of_them_is_forwarded() -> None:
 
 
 @pytest.mark.parametrize("name", DIRECTIVES)
-def test_each_is_read_and_named_where_it_says_nothing(name: bytes) -> None:
+def test_invalid_gateway_header_is_named(name: bytes) -> None:
     with pytest.raises(InvalidRequest) as refused:
         directives([(name, b"? ?")])
     assert refused.value.param == name.decode()

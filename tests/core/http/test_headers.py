@@ -1,4 +1,4 @@
-"""Which headers travel, and with whose credential."""
+"""Test which headers are forwarded, and with which credential."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_repeated_headers_keep_their_number_and_order() -> None:
     assert request_headers(pairs, OPEN, client_key_headers=frozenset(), decompressed=False) == [*pairs, IDENTITY]
 
 
-def test_an_answer_is_asked_for_unpacked_whatever_the_client_takes() -> None:
+def test_response_is_requested_uncompressed() -> None:
     assert sent([(b"accept-encoding", b"gzip, br")])[b"accept-encoding"] == b"identity"
 
 
-def test_the_content_encoding_is_dropped_only_where_the_body_was_unpacked() -> None:
+def test_content_encoding_is_dropped_only_after_decompression() -> None:
     pairs = [(b"content-encoding", b"gzip")]
     assert b"content-encoding" in sent(pairs)
     assert b"content-encoding" not in sent(pairs, decompressed=True)
@@ -118,9 +118,7 @@ def test_headers_that_a_second_connection_header_names_are_not_forwarded_either(
         ("api-key", b"api-key", b"sk-held"),
     ],
 )
-def test_a_held_key_is_sent_as_the_provider_wants_it_and_replaces_the_callers(
-    style: AuthStyle, name: bytes, value: bytes
-) -> None:
+def test_gateway_key_replaces_the_callers_credential(style: AuthStyle, name: bytes, value: bytes) -> None:
     caller: Headers = [(credential, b"callers-own") for credential in CREDENTIALS]
     found = sent(caller, ProviderAddress("p", BASE, style, "sk-held"))
     assert {key: found[key] for key in found.keys() & CREDENTIALS} == {name: value}
@@ -152,7 +150,7 @@ def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(
 
 
 @pytest.mark.parametrize("name", [b"openai-organization", b"openai-project", b"x-goog-user-project"])
-def test_whom_to_bill_is_for_the_owner_of_the_key_to_say(name: bytes) -> None:
+def test_account_headers_are_dropped_with_a_gateway_key(name: bytes) -> None:
     assert sent([(name, b"own")])[name] == b"own"
     assert name not in sent([(name, b"own")], HELD)
     assert sent([(name, b"own")], ProviderAddress("p", BASE, "none"))[name] == b"own", "there it is no more than a name"
@@ -170,14 +168,14 @@ def test_a_fixed_credential_under_any_other_name_is_not_the_callers_to_replace()
     assert sent([(b"x-goog-api-key", b"own")], provider)[b"x-goog-api-key"] == b"held"
 
 
-def test_what_nobody_may_read_is_masked() -> None:
+def test_secrets_in_text_are_masked() -> None:
     fixed = ((b"api-key", b"Bearer fixed-secret"), (b"x-team", b"not-a-secret"))
     secrets = secrets_of(ProviderAddress("p", BASE, key="sk-held-by-us", headers=fixed))
     assert masked(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
     assert secrets_of(ProviderAddress("p", BASE, key="EMPTY")) == ()
 
 
-def test_what_nobody_may_read_is_masked_in_the_values_of_headers() -> None:
+def test_secrets_in_header_values_are_masked() -> None:
     pairs, secrets = [(b"a", b"1 sk-held"), (b"b", b"2"), (b"c", b"sk-held")], [b"sk-other", b"sk-held"]
     assert masked_values(pairs, secrets) == [(b"a", b"1 ***"), (b"b", b"2"), (b"c", b"***")]
     for known in ([], [b"sk-other"], [b"2\nsk"]):
@@ -209,7 +207,7 @@ def test_a_credential_of_another_provider_is_refused_by_name(name: bytes) -> Non
     assert "secret" not in caught.value.message
 
 
-def test_the_longest_known_beginning_decides_whose_a_credential_is() -> None:
+def test_longest_key_prefix_identifies_the_provider() -> None:
     check_credential([(b"x-api-key", b"sk-ant-abc")], "", ANTHROPIC, ALL)
     with pytest.raises(Unauthenticated, match="like one of anthropic,"):
         check_credential([(b"authorization", b"Bearer sk-ant-abc")], "", OPENAI, ALL)
@@ -230,15 +228,15 @@ def test_a_credential_of_another_provider_is_refused_in_the_query_as_well(query:
 
 
 @pytest.mark.parametrize("query", ["", "key", "key=whatever", "page=sk-proj-abc"])
-def test_what_no_provider_claims_may_stand_in_a_query(query: str) -> None:
+def test_unknown_credential_in_query_is_forwarded(query: str) -> None:
     check_credential([], query, ANTHROPIC, ALL)
 
 
-def test_a_credential_that_nobody_claims_is_forwarded() -> None:
+def test_unknown_credential_is_forwarded() -> None:
     check_credential([(b"authorization", b"Bearer whatever"), (b"x-a", b"sk-1")], "", ANTHROPIC, ALL)
 
 
-def test_two_providers_with_one_beginning_both_take_the_credential() -> None:
+def test_shared_key_prefix_is_accepted_by_both_providers() -> None:
     proxy = ProviderAddress("proxy", BASE, key_prefixes=("sk-",))
     for provider in (OPENAI, proxy):
         check_credential([(b"authorization", b"Bearer sk-abc")], "", provider, (*ALL, proxy))
@@ -253,12 +251,12 @@ JSON = (b"content-type", b"application/json")
 
 
 def returned(headers: list[tuple[bytes, bytes]], *, decompressed: bool) -> list[tuple[bytes, bytes]]:
-    """What is left of the headers of a JSON answer beside its type."""
+    """Return the headers of a JSON response without its content type."""
     return [pair for pair in response_headers([*headers, JSON], decompressed=decompressed) if pair != JSON]
 
 
 @pytest.mark.parametrize("content_type", [b"text/html", b"image/svg+xml", b"text/plain", b"", None])
-def test_what_a_browser_may_show_as_a_page_of_ours_runs_no_script(content_type: bytes | None) -> None:
+def test_possible_pages_are_sandboxed(content_type: bytes | None) -> None:
     pairs = [] if content_type is None else [(b"content-type", content_type)]
     found = response_headers([*pairs, (b"content-security-policy", b"script-src *")], decompressed=False)
     assert (b"content-security-policy", b"sandbox") in found
@@ -267,13 +265,13 @@ def test_what_a_browser_may_show_as_a_page_of_ours_runs_no_script(content_type: 
 @pytest.mark.parametrize(
     "content_type", [b"application/json", b"Application/JSON; charset=utf-8", b"text/event-stream"]
 )
-def test_data_comes_as_it_is(content_type: bytes) -> None:
+def test_json_and_events_are_not_sandboxed(content_type: bytes) -> None:
     pairs = [(b"content-type", content_type)]
     assert response_headers(pairs, decompressed=False) == pairs
 
 
 @pytest.mark.parametrize("name", ["strict-transport-security", "clear-site-data", "refresh", "nel", "report-to"])
-def test_a_provider_says_nothing_of_the_gateways_site(name: str) -> None:
+def test_site_wide_headers_of_provider_are_dropped(name: str) -> None:
     assert returned([(name.encode(), b"v")], decompressed=False) == []
 
 
@@ -285,7 +283,7 @@ def test_a_providers_other_headers_pass() -> None:
 @pytest.mark.parametrize(
     "name", ["connection", "transfer-encoding", "content-length", "set-cookie", "alt-svc", "keep-alive", "upgrade"]
 )
-def test_what_holds_for_the_providers_connection_only_is_not_returned(name: str) -> None:
+def test_hop_by_hop_response_headers_are_dropped(name: str) -> None:
     assert returned([(name.encode(), b"v")], decompressed=False) == []
 
 
@@ -293,7 +291,7 @@ def test_a_header_that_the_providers_connection_names_is_not_returned() -> None:
     assert returned([(b"connection", b"X-Hop"), (b"x-hop", b"1")], decompressed=False) == []
 
 
-def test_the_answers_content_encoding_is_dropped_only_where_it_was_unpacked() -> None:
+def test_response_content_encoding_is_dropped_only_after_decompression() -> None:
     pairs = [(b"content-encoding", b"gzip")]
     assert returned(pairs, decompressed=False) == [(b"content-encoding", b"gzip")]
     assert returned(pairs, decompressed=True) == []
@@ -323,7 +321,7 @@ def test_gateway_request_id_of_another_gateway_is_not_returned() -> None:
         "x-token-usage",
     ],
 )
-def test_a_provider_cannot_speak_in_the_gateways_name(name: str) -> None:
+def test_gateway_headers_of_provider_are_dropped(name: str) -> None:
     assert returned([(name.encode(), b"1")], decompressed=False) == []
 
 
@@ -366,7 +364,7 @@ def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_know
 
 
 @pytest.mark.parametrize(("status", "is_one"), [(199, False), (200, True), (299, True), (300, False), (0, False)])
-def test_a_call_was_done_where_its_status_says_so(status: int, is_one: bool) -> None:
+def test_2xx_statuses_are_success(status: int, is_one: bool) -> None:
     assert is_success(status) is is_one
 
 

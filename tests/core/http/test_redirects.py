@@ -1,4 +1,4 @@
-"""Redirects of a provider are refused, and the message names where they lead."""
+"""Test that redirects of a provider are refused with their target."""
 
 from __future__ import annotations
 

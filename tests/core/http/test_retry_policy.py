@@ -1,4 +1,4 @@
-"""A provider is asked again where that can help, within bounds, and left alone where it cannot."""
+"""Test retries and circuit breakers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.core.http.retry_policy import REPEATED, WELL, BreakerPolicy, Circui
 THEN = 1_792_567_680.0
 
 
-def test_waits_double_differ_and_end() -> None:
+def test_waits_double_with_jitter_up_to_a_limit() -> None:
     policy = RetryPolicy(3)
     assert [policy.wait(tries, None, 1.0) for tries in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, None]
     assert policy.wait(1, None, 0.0) == 0.25
@@ -26,19 +26,19 @@ def test_waits_double_differ_and_end() -> None:
         *(("Wednesday, 21-Oct-26 07:28:12 GMT", 12.0), ("Wed, 21 Oct 2026 08:28:00 GMT", None)),
     ],
 )
-def test_what_the_provider_asks_for_is_obeyed_up_to_a_bound(said: str, seconds: float | None) -> None:
+def test_retry_after_is_obeyed_up_to_a_limit(said: str, seconds: float | None) -> None:
     asked = asked_wait([(b"retry-after", said.encode())], THEN)
     assert asked is not None
     assert RetryPolicy(2).wait(1, asked, 0.5) == seconds
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [(0.0, 0.0), (2.0, 2.0), (2.1, None), (10.0, None), (None, 0.5)])
-def test_a_long_wait_is_not_sat_out_where_another_provider_is_left(asked: float | None, seconds: float | None) -> None:
+def test_long_retry_after_is_not_awaited_with_a_fallback(asked: float | None, seconds: float | None) -> None:
     assert RetryPolicy(2).wait(1, asked, 1.0, has_next=True) == seconds
     assert RetryPolicy(2, longest_s=1.0).wait(1, 1.5, 1.0, has_next=True) is None
 
 
-def test_milliseconds_go_before_seconds() -> None:
+def test_retry_after_ms_precedes_retry_after() -> None:
     headers = [(b"retry-after", b"2"), (b"retry-after-ms", b"1250")]
     assert asked_wait(headers, THEN) == 1.25
     assert asked_wait([(b"retry-after", b"2"), (b"retry-after-ms", b"soon")], THEN) == 2.0
@@ -48,18 +48,18 @@ def test_milliseconds_go_before_seconds() -> None:
     "said",
     ["Wed, 21 Oct 2026 07:27:59 GMT", "Wed, 99 Oct 2026 07:28:00 GMT", "soon", "", "-1", "nan", "\xb2", None],
 )
-def test_a_wait_that_says_nothing_is_ours_to_choose(said: str | None) -> None:
+def test_invalid_retry_after_is_ignored(said: str | None) -> None:
     headers = [(b"retry-after", said.encode("latin-1"))] if said is not None else []
     assert asked_wait(headers, THEN) is None
     assert RetryPolicy(2).wait(1, None, 1.0) == 0.5
 
 
-def test_a_busy_provider_is_well() -> None:
+def test_429_does_not_open_the_circuit() -> None:
     assert [is_ill(status) for status in (200, 400, 413, 429, 500, 520)] == [False] * 6
     assert [is_ill(status) for status in (502, 503, 504, 521, 522, 523, 524, 529)] == [True] * 8
 
 
-def test_a_provider_is_asked_again_only_where_it_surely_did_nothing() -> None:
+def test_only_statuses_without_work_are_retried() -> None:
     assert [status in REPEATED for status in (429, 502, 503, 521, 523, 529)] == [True] * 6
     assert [status in REPEATED for status in (413, 500, 504, 520, 522, 524)] == [False] * 6
 
@@ -73,7 +73,7 @@ def failed(times: int, breaker: CircuitState = WELL, now: float = 100.0) -> Circ
     return breaker
 
 
-def test_after_failures_in_a_row_a_provider_is_left_alone() -> None:
+def test_circuit_opens_after_failures_in_a_row() -> None:
     assert failed(2).opens_in(POLICY, 100) is None
     assert failed(2).did(POLICY, 100, well=True) == WELL
     opened = failed(3)
@@ -81,7 +81,7 @@ def test_after_failures_in_a_row_a_provider_is_left_alone() -> None:
     assert opened.opens_in(POLICY, 109) == 1
 
 
-def test_then_one_call_asks_and_all_others_wait_for_what_it_hears() -> None:
+def test_one_call_probes_an_open_circuit() -> None:
     opened = failed(3)
     assert opened.opens_in(POLICY, 110) is None
     tried = opened.asked()
@@ -92,7 +92,7 @@ def test_then_one_call_asks_and_all_others_wait_for_what_it_hears() -> None:
     assert tried.left().opens_in(POLICY, 112) is None
 
 
-def test_what_comes_back_late_does_not_keep_it_closed_for_longer() -> None:
+def test_late_failure_does_not_extend_an_open_circuit() -> None:
     opened = failed(3)
     late = opened.did(POLICY, 105, well=False)
     assert late.opens_in(POLICY, 105) == 5

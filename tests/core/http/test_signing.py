@@ -34,6 +34,6 @@ def test_a_secret_is_a_key_as_base64(length: int) -> None:
         "whsec_ü",
     ],
 )
-def test_what_is_no_secret_is_refused(secret: str) -> None:
+def test_invalid_signing_secret_is_refused(secret: str) -> None:
     with pytest.raises(ValueError):
         signing_key(secret)

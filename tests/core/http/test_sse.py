@@ -1,4 +1,4 @@
-"""Server-sent events after WHATWG HTML 9.2.6; every byte kept, memory bounded."""
+"""Test server-sent events (WHATWG HTML, section 9.2.6): every byte is kept, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def data_of(pieces: list[bytes]) -> list[bytes]:
     return [data for region in [*regions, rest] for block in split_events(region) if (data := event_data(block))]
 
 
-def test_what_is_no_whole_event_is_held_back() -> None:
+def test_incomplete_event_is_buffered() -> None:
     assert feed([b"data: a", b"\n\ndata: b\n"]) == ([b"data: a\n\n"], b"data: b\n")
 
 
@@ -159,7 +159,7 @@ def test_a_comment_is_a_block_that_is_no_event() -> None:
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
-def test_an_event_of_far_too_many_lines_passes_unread(end: bytes) -> None:
+def test_event_with_too_many_lines_is_not_parsed(end: bytes) -> None:
     line = b"data: a" + end
     assert event_data(line * 40_000 + end).count(b"a") == 40_000
     tracemalloc.start()
@@ -171,7 +171,7 @@ def test_an_event_of_far_too_many_lines_passes_unread(end: bytes) -> None:
 
 
 @pytest.mark.parametrize("first", [b"event: x\n", b"data: x\n"])
-def test_a_region_of_lines_that_are_no_events_is_not_taken_apart(first: bytes) -> None:
+def test_region_with_too_many_lines_is_not_parsed(first: bytes) -> None:
     region = first + b"aa\n" * 300_000 + b"\n"
     tracemalloc.start()
     try:

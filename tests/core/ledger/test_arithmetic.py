@@ -1,4 +1,4 @@
-"""The arithmetic of budgets, and its laws."""
+"""Test the arithmetic of budgets, by example and by laws."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def granted(outcome: tuple[Granted, Changes] | Refused) -> tuple[Granted, Change
 # --- amounts ------------------------------------------------------------------------------------------------------------
 
 
-def test_amounts_add_up_to_what_can_be_counted_and_never_fall_below_nothing() -> None:
+def test_amounts_stay_within_bounds() -> None:
     assert Amount(1, 2, 3).plus(Amount(10, 20, 30)) == Amount(11, 22, 33)
     assert Amount(1, 2, 3).plus(Amount(10, 20, 0), 3) == Amount(31, 62, 3)
     assert Amount(MOST, MOST - 1, 0).plus(Amount(5, 5, MOST), 2) == Amount(MOST, MOST, MOST)
@@ -121,21 +121,21 @@ def test_limits_are_known_by_their_dimension() -> None:
         (Moment(100, 10, "a"), Moment(90, 5, "b"), 0, False),
     ],
 )
-def test_time_passes_by_the_clock_that_nobody_sets_until_it_begins_anew(
+def test_time_follows_monotonic_clock_until_reboot(
     earlier: Moment, now: Moment, seconds: float, same_boot: bool
 ) -> None:
     assert now.since(earlier) == seconds
     assert now.is_of_boot(earlier) is same_boot
 
 
-def test_a_lease_ends_when_it_has_passed_or_with_its_boot() -> None:
+def test_lease_ends_after_its_time_or_reboot() -> None:
     assert [is_over(NOW, 30, now) for now in (NOW, later(30), later(30.5))] == [False, False, True]
     assert is_over(NOW, 30, replace(NOW, boot="other"))
     assert is_over(NOW, 30, replace(NOW, mono=1.0))
     assert not is_over(NOW, 30, replace(NOW, wall=10**9))
 
 
-# --- limits and standings -----------------------------------------------------------------------------------------------
+# --- limits and balances -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_lease_ends_when_it_has_passed_or_with_its_boot() -> None:
         (100, None, {"tokens": 0}, 0),
     ],
 )
-def test_a_limit_is_the_configured_or_the_decided_one_and_what_is_declared_only_lowers_it(
+def test_limit_is_configured_or_overridden_and_lowered_by_declared(
     configured: int | None, declared: int | None, decided: dict[Dimension, int | None], expected: int | None
 ) -> None:
     claim = Claim(S, Limits(configured, window_s=9), Limits(declared, window_s=1))
@@ -162,7 +162,7 @@ def test_a_limit_is_the_configured_or_the_decided_one_and_what_is_declared_only_
     assert (limits.tokens, limits.window_s) == (expected, 9)
 
 
-def test_a_standing_says_what_is_left_and_what_share_is_used() -> None:
+def test_balance_has_left_amount_and_used_fraction() -> None:
     one = Balance(S, Limits(100, None, 10), Amount(70, 5, 9), Amount(20))
     assert [one.left(name) for name in DIMENSIONS] == [10, None, 1]
     assert one.used_fraction == 0.9
@@ -171,7 +171,7 @@ def test_a_standing_says_what_is_left_and_what_share_is_used() -> None:
     assert Balance(S, Limits(0), NOTHING, NOTHING).used_fraction == 1.0
 
 
-def test_the_narrowest_account_has_the_largest_share_used_and_is_no_count_of_requests() -> None:
+def test_narrowest_account_has_the_largest_used_share() -> None:
     wide, tight = Balance(S, Limits(100), Amount(10), NOTHING), Balance(KEY, Limits(100), Amount(60), NOTHING)
     rate = Balance(RATE, Limits(calls=10), Amount(calls=9), NOTHING)
     free = Balance(AccountKey("session", "alice", "free"), NO_LIMITS, Amount(10**6), NOTHING)
@@ -180,7 +180,7 @@ def test_the_narrowest_account_has_the_largest_share_used_and_is_no_count_of_req
     assert narrowest([]) is None
 
 
-def test_a_window_is_over_for_what_was_used_and_not_for_what_is_held() -> None:
+def test_new_window_resets_used_but_not_held() -> None:
     claim = Claim(KEY, Limits(100, window_s=60))
     account = Account(Amount(40), Amount(20), NOW)
     assert balance_of(account, claim, later(59)) == Balance(KEY, claim.configured, Amount(40), Amount(20), 1)
@@ -202,14 +202,14 @@ def test_a_hold_is_taken_on_every_account_or_on_none() -> None:
     assert refusal == Refused(Balance(KEY, Limits(50), NOTHING, NOTHING), "tokens", 51, is_busy=False)
 
 
-def test_a_refusal_is_busy_where_calls_under_way_hold_what_it_lacks() -> None:
+def test_refusal_is_busy_if_running_calls_hold_the_rest() -> None:
     for account, is_busy in ((Account(Amount(60), Amount(30)), True), (Account(Amount(90)), False)):
         refusal = reserve({S: account}, hold(Claim(S, Limits(100)), fixed=Amount(20)), NOW)
         assert isinstance(refusal, Refused)
         assert refusal.is_busy is is_busy
 
 
-def test_units_are_what_the_narrowest_account_has_left() -> None:
+def test_granted_units_are_limited_by_every_account() -> None:
     claims = [Claim(S, Limits(100)), Claim(KEY, Limits(nano_usd=70))]
     asked = hold(*claims, fixed=Amount(10, 10), unit=Amount(2, 10), least=1, most=50)
     assert granted(reserve({}, asked, NOW))[0].units == 6
@@ -217,7 +217,7 @@ def test_units_are_what_the_narrowest_account_has_left() -> None:
     assert granted(reserve({}, replace(asked, claims=()), NOW)) == (Granted(50, ()), {})
 
 
-def test_a_request_counts_when_it_is_made_and_nothing_else_touches_that_count() -> None:
+def test_rate_account_counts_requests_only() -> None:
     claims = [Claim(S), Claim(RATE, Limits(calls=2, window_s=60))]
     asked = hold(*claims, fixed=Amount(10, 10, 1), unit=Amount(1), most=5)
     _, accounts = granted(reserve({}, asked, NOW))
@@ -241,7 +241,7 @@ def test_a_hold_is_extended_by_what_every_account_has_left() -> None:
     assert outcome.units == 9
 
 
-def test_what_was_spent_takes_the_place_of_what_was_held() -> None:
+def test_settling_replaces_hold_by_spent() -> None:
     account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, period=3)
     assert settle({S: account}, [S], Amount(20), Amount(30, 4)) == {
         S: replace(account, used=Amount(31, 4), held=Amount(30))
@@ -259,7 +259,7 @@ def in_next_window(account: Account) -> Account:
 
 
 @pytest.mark.parametrize("begun", [anew, forgotten, in_next_window])
-def test_what_was_assumed_is_taken_back_where_it_is_still_counted_and_nowhere_else(
+def test_correction_subtracts_only_in_the_same_period(
     begun: Callable[[Account], Account],
 ) -> None:
     orphaned = settle({S: EMPTY, KEY: EMPTY}, [S, KEY], NOTHING, Amount(10))
@@ -269,13 +269,13 @@ def test_what_was_assumed_is_taken_back_where_it_is_still_counted_and_nowhere_el
     assert [found[key].used for key in (S, KEY, PARENT)] == [Amount(23), Amount(23), Amount(3)]
 
 
-def test_what_calls_under_way_hold_outlives_what_was_used_and_decided() -> None:
+def test_holds_of_running_calls_survive_deletion() -> None:
     account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, period=3)
     assert anew(account) == replace(account, used=NOTHING, period=4)
     assert forgotten(account) == Account(held=Amount(50), period=4)
 
 
-# --- lost calls ---------------------------------------------------------------------------------------------------------
+# --- orphaned calls ---------------------------------------------------------------------------------------------------------
 
 
 def record(charge: Charge | None) -> CallRecord:
@@ -293,7 +293,7 @@ def record(charge: Charge | None) -> CallRecord:
         (Decimal("0.1"), None, Decimal("0.1"), Amount(49, 1_000, 1)),
     ],
 )
-def test_a_lost_call_is_charged_for_its_input_and_what_was_delivered(
+def test_orphaned_call_is_charged_for_input_and_delivered_output(
     cost: Decimal | None, unit: Decimal | None, expected_cost: Decimal | None, expected_spent: Amount
 ) -> None:
     opened = OpenHold(hold(), record(Charge(Usage.of(7, 0), "estimated", cost)), noted=42, unit_usd=unit)
@@ -302,7 +302,7 @@ def test_a_lost_call_is_charged_for_its_input_and_what_was_delivered(
     assert (orphaned.spent, orphaned.outcome) == (expected_spent, ORPHANED)
 
 
-def test_a_lost_call_that_nothing_is_known_of_is_not_charged() -> None:
+def test_orphaned_call_without_charge_is_not_charged() -> None:
     assert OpenHold(hold(), record(None), noted=42).as_orphaned() == record(None)
 
 
@@ -340,7 +340,7 @@ def holds(draw: st.DrawFn) -> Hold:
 def test_law_a_hold_is_granted_only_while_used_and_held_and_asked_stay_within_every_limit(
     before: dict[AccountKey, Account], asked: Hold, now: Moment
 ) -> None:
-    # What would be more than can be counted is taken for the most that can, so the last units of it are one.
+    # Amounts are capped at `MOST`, so above it more units do not change the amount.
     assume(not asked.most or MOST not in asked.amount(asked.most))
     outcome = reserve(before, asked, now)
     balance = {one.key: balance_of(before.get(one.key, EMPTY), one, now) for one in asked.claims}

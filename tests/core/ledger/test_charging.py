@@ -1,4 +1,4 @@
-"""What is held for a call, and what of it counts."""
+"""Test which accounts a call is charged to, and how much is held for it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_key_without_a_budget_has_no_account() -> None:
     assert claims_of(POLICY, ChargedAccounts("alice")) == ()
 
 
-# --- what counts ----------------------------------------------------------------------------------------------------------
+# --- counted amounts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_cached_tokens_count_as_configured(weight: float, tokens: int) -> None:
     assert spent_by(charge, weight) == Amount(tokens, 1, 1)
 
 
-def test_what_was_not_billed_counts_nothing() -> None:
+def test_unbilled_call_counts_nothing() -> None:
     assert spent_by(None, 1.0) == Amount()
 
 
-def test_cached_tokens_beyond_the_input_are_no_credit() -> None:
+def test_cached_tokens_beyond_input_give_no_credit() -> None:
     charge = Charge(Usage(100, 10, 110, cache_read_tokens=500), "provider", None)
     assert spent_by(charge, 0.0) == Amount(10, 0, 1)
     assert spent_by(charge, 0.1) == Amount(20, 0, 1)
 
 
-def test_no_more_is_counted_of_a_call_than_can_be() -> None:
+def test_spent_amount_is_capped() -> None:
     assert spent_by(Charge(Usage(1, 1, MOST + 5), "provider", Decimal(10) ** 9), 1.0) == Amount(MOST, MOST, 1)
 
 
-def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
+def test_call_is_held_at_its_highest_possible_rate() -> None:
     price = price_per_million(
         input=Decimal(1), output=Decimal(4), cache_read=Decimal("0.1"), cache_write=Decimal("1.25")
     )
@@ -119,20 +119,20 @@ def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     assert rate_of(hourly, 10, "priority") is None, "nobody knows what it costs"
 
 
-def test_where_a_call_may_go_to_several_models_each_side_is_held_at_the_dearest() -> None:
+def test_fallback_models_are_held_at_the_highest_rate() -> None:
     rates = [TokenRate(Decimal(1), Decimal(20)), None, TokenRate(Decimal(2), Decimal(10))]
     assert dearest(rates) == TokenRate(Decimal(2), Decimal(20))
     assert dearest([None]) is None
 
 
-# --- what is held ---------------------------------------------------------------------------------------------------------
+# --- holds ---------------------------------------------------------------------------------------------------------
 
 
 def hold(need: CallNeed, balances: tuple[Balance, ...] = (), *, clamp: bool = True) -> Any:
     return hold_for("h", (claim(),), balances or (balance(),), need, clamp=clamp)
 
 
-def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
+def test_input_and_output_limit_of_each_choice_are_held() -> None:
     made = hold(CallNeed(100, output=50, answers=3, rate=TokenRate(Decimal("0.001"), Decimal("0.002"))))
     assert made.fixed == Amount(100, 100_000_000, 1)
     assert made.unit == Amount(3, 6_000_000)
@@ -142,16 +142,16 @@ def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
     )
 
 
-def test_without_clamping_a_limit_of_the_call_is_held_whole_or_not_at_all() -> None:
+def test_without_clamping_output_limit_is_held_whole_or_refused() -> None:
     assert hold(CallNeed(100, output=50), clamp=False).least == 50
     assert hold(CallNeed(100), clamp=False).least == 16
 
 
-def test_a_short_answer_is_held_whole() -> None:
+def test_short_output_limit_is_held_whole() -> None:
     assert (hold(CallNeed(1, output=3)).least, hold(CallNeed(1, output=3)).most) == (3, 3)
 
 
-def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
+def test_hold_is_at_least_the_smallest_accepted_limit() -> None:
     assert hold(CallNeed(100, output=32_000, least_output=1_025)).least == 1_025
     assert hold(CallNeed(100, output=900, least_output=1_025)).least == 900
     assert hold(CallNeed(100, output=400, least_output=50), (balance(held=5),)).least == 100
@@ -167,22 +167,24 @@ def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
         (400, Amount(0, 0, 1), 1_000, 100),
     ],
 )
-def test_while_others_hold_an_answer_is_not_cut_to_a_stump(output: int, held: Amount, limit: int, least: int) -> None:
+def test_output_is_not_shortened_to_a_useless_part_while_others_hold(
+    output: int, held: Amount, limit: int, least: int
+) -> None:
     accounts = (balance(Limits()), Balance(SESSION.account, Limits(tokens=limit), Amount(), held))
     assert hold(CallNeed(100, output=output), accounts).least == least
 
 
-def test_a_limit_beyond_what_the_model_gives_is_not_held() -> None:
+def test_hold_is_capped_at_the_models_output_limit() -> None:
     assert hold(CallNeed(1, output=10**9, model_output=4_000)).most == 4_000
     assert hold(CallNeed(1, output=50, model_output=4_000)).most == 50
 
 
-def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
+def test_call_without_output_tokens_holds_only_input() -> None:
     made = hold(CallNeed(0, output=50, has_output=False))
     assert (made.fixed, made.unit, made.most) == (Amount(1, 0, 1), Amount(), 0)
 
 
-def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
+def test_unlimited_output_holds_a_share_of_what_is_left() -> None:
     rich = (balance(Limits(tokens=100_000)),)
     assert hold(CallNeed(0), rich).most == DEFAULT_OUTPUT
     assert hold(CallNeed(0, model_output=8_000), rich).most == 8_000
@@ -197,7 +199,7 @@ def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
     assert hold(CallNeed(0, output=900, room=700), rich).most == 900, "it is the call's own"
 
 
-def test_a_window_leaves_what_is_not_taken_of_it_or_nothing_that_helps() -> None:
+def test_window_room_is_what_input_leaves_if_useful() -> None:
     assert (room_in(8_192, 1_000), room_in(116, 100)) == (7_192, 16)
     assert (room_in(None, 5), room_in(115, 100), room_in(100, 2_000)) == (None, None, None)
 
@@ -230,7 +232,7 @@ def granted(need: CallNeed, limits: Limits, used: int = 0) -> tuple[Any, Granted
         (CallNeed(100, output=5_000, model_output=200), Limits(calls=3), None),
         (CallNeed(100), Limits(calls=3), None),
         (CallNeed(100), Limits(nano_usd=3), DEFAULT_OUTPUT),
-        # What the window leaves bounds what is set, and nothing else.
+        # Only the room in the window bounds the limit.
         (CallNeed(100, room=500), Limits(tokens=1_000), 500),
         (CallNeed(100, room=950), Limits(tokens=1_000), 900),
         (CallNeed(100, model_output=2_000, room=500), Limits(tokens=1_000), 500),
@@ -240,9 +242,7 @@ def granted(need: CallNeed, limits: Limits, used: int = 0) -> tuple[Any, Granted
         (CallNeed(100, can_grow=True, room=500), Limits(tokens=50_000), None),
     ],
 )
-def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
-    need: CallNeed, limits: Limits, limit: int | None
-) -> None:
+def test_output_limit_is_set_only_if_the_budget_is_the_bound(need: CallNeed, limits: Limits, limit: int | None) -> None:
     made, outcome = granted(need, limits)
     assert limit_to_set(made, outcome, need) == limit
 
@@ -259,9 +259,7 @@ def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
         room=st.one_of(st.none(), st.integers(16, 10**6)),
     ),
 )
-def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(
-    left: int, others: int, need: CallNeed
-) -> None:
+def test_output_limit_keeps_call_within_budget(left: int, others: int, need: CallNeed) -> None:
     limits = Limits(tokens=left + others)
     made = hold_for("h", (claim(limits),), (balance(limits, held=others),), need, clamp=True)
     outcome = reserve({SESSION.account: Account(held=Amount(others))}, made, NOW)
@@ -272,10 +270,10 @@ def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(
     assert max(1, need.input_tokens) + sent * need.answers <= left
 
 
-# --- what may go in -------------------------------------------------------------------------------------------------------
+# --- affordable input -------------------------------------------------------------------------------------------------------
 
 
-def test_the_input_leaves_room_for_an_answer() -> None:
+def test_affordable_input_leaves_room_for_output() -> None:
     assert affordable_input([balance()], None, None) == 750
     assert affordable_input([balance()], 100, None) == 900
     assert affordable_input([balance(used=990)], 100, None) == 8
@@ -284,7 +282,7 @@ def test_the_input_leaves_room_for_an_answer() -> None:
     assert affordable_input([balance(), balance(used=500)], 100, None) == 400, "of all budgets"
 
 
-def test_the_input_costs_no_more_than_is_left() -> None:
+def test_affordable_input_costs_at_most_what_is_left() -> None:
     dollar = balance(Limits(nano_usd=10**9))
     assert affordable_input([dollar], 100, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], None, TokenRate(Decimal("0.001"), Decimal("0.001"))) == 750
@@ -294,7 +292,7 @@ def test_the_input_costs_no_more_than_is_left() -> None:
     assert affordable_input([dollar], 100, TokenRate(Decimal(0), Decimal(0))) is None
 
 
-def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None:
+def test_remaining_fraction_ignores_holds() -> None:
     assert remaining_fraction([balance(used=100, held=800), balance(Limits(tokens=200), used=150)]) == 0.25
     assert remaining_fraction([balance(used=5_000)]) == 0
     assert remaining_fraction([]) == 1

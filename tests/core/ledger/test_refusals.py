@@ -1,4 +1,4 @@
-"""What is said of budgets: where there is too little, and of what is left."""
+"""Test the messages of budget refusals, and the reported allowance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def claim() -> Claim:
 # --- a refusal ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
+def test_exhausted_budget_message_has_account_numbers_and_remedy() -> None:
     fault = refusal(Refused(balance(used=1_200), "tokens", 9, is_busy=False), claim(), POLICY, 0)
     assert isinstance(fault, BudgetExhausted)
     assert fault.status == 400
@@ -54,7 +54,7 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
     }  # fmt: skip
 
 
-def test_a_call_that_needs_more_than_is_left_is_told_how_much_and_a_budget_that_is_enough_for_it() -> None:
+def test_refusal_names_needed_amount_and_sufficient_budget() -> None:
     fault = refusal(Refused(balance(used=100), "tokens", 2_000, is_busy=False), claim(), POLICY, 0)
     assert fault.message == (
         'Session "s" has used 100 of its 1,000 tokens, and this call needs 2,000. '
@@ -68,7 +68,7 @@ def test_a_call_that_needs_more_than_is_left_is_told_how_much_and_a_budget_that_
     [("tokens", []), ("nano_usd", ["--usd"]), ("calls", ["--calls"])],
     ids=["tokens", "usd", "calls"],
 )
-def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dimension, option: list[str]) -> None:
+def test_remedy_is_a_valid_shell_command(session: str, name: Dimension, option: list[str]) -> None:
     key = AccountKey("session", OPEN_NAMESPACE, session)
     limits = Limits(*(10**9 if one == name else None for one in DIMENSIONS))
     balance_of = Balance(key, limits, Amount(10**9, 10**9, 10**9), NOTHING, None)
@@ -88,7 +88,7 @@ def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dim
 @pytest.mark.parametrize(
     ("name", "most"), [("tokens", "9007199254740992"), ("nano_usd", "4500000"), ("calls", "9007199254740992")]
 )
-def test_the_remedy_names_no_more_than_a_budget_may_be(name: Dimension, most: str) -> None:
+def test_remedy_is_capped_at_the_largest_budget(name: Dimension, most: str) -> None:
     limits = Limits(*(2**53 if one == name else None for one in DIMENSIONS))
     balance_of = Balance(SESSION.account, limits, Amount(2**53, 2**53, 2**53), NOTHING, None)
     fault = refusal(Refused(balance_of, name, 1, is_busy=False), Claim(SESSION.account, limits), POLICY, 0)
@@ -116,12 +116,12 @@ def test_a_budget_that_refills_says_when() -> None:
         *((172_799, "48 h"), (172_800, "2 d"), (200_000, "2 d")),
     ],
 )
-def test_times_are_said_in_a_unit_that_people_use(seconds: float, said: str) -> None:
+def test_refill_time_has_a_readable_unit(seconds: float, said: str) -> None:
     refills = balance(used=1_000, resets_s=seconds)
     assert f"in {said}." in refusal(Refused(refills, "tokens", 1, is_busy=False), claim(), POLICY, 0).message
 
 
-def test_money_is_said_in_dollars() -> None:
+def test_usd_amounts_are_in_dollars() -> None:
     broke = balance(Limits(nano_usd=10**9), used=10**9)
     fault = refusal(Refused(broke, "nano_usd", 5_000, is_busy=False), claim(), POLICY, 0)
     assert 'Session "s" has used 1.000000 USD of its 1.000000 USD.' in fault.message
@@ -132,31 +132,31 @@ def test_money_is_said_in_dollars() -> None:
 @pytest.mark.parametrize(
     ("limit", "asked"), [(1, "0.000000002"), (20_000, "0.00004"), (10**9 // 2, "1"), (1_234_567_891, "2.469135782")]
 )
-def test_the_remedy_says_money_in_plain_decimals_of_which_none_is_lost(limit: int, asked: str) -> None:
+def test_usd_remedy_has_exact_decimals(limit: int, asked: str) -> None:
     broke = balance(Limits(nano_usd=limit), used=limit)
     fault = refusal(Refused(broke, "nano_usd", 0, is_busy=False), claim(), POLICY, 0)
     assert f"--usd {asked}, or start" in fault.message
 
 
-def test_what_is_held_by_others_is_busy() -> None:
+def test_budget_held_by_other_calls_is_busy() -> None:
     fault = refusal(Refused(balance(held=995), "tokens", 9, is_busy=True), claim(), POLICY, 0)
     assert isinstance(fault, BudgetBusy)
-    assert "calls under way hold 995: this one needs 9" in fault.message
+    assert "running calls have reserved 995. This call needs 9" in fault.message
 
 
-def test_a_declared_budget_is_raised_where_it_is_declared() -> None:
+def test_remedy_for_declared_budget_names_the_header() -> None:
     declared = Claim(SESSION.account, Limits(tokens=9_000), Limits(tokens=1_000))
     fault = refusal(Refused(balance(used=1_000), "tokens", 9, is_busy=False), declared, POLICY, 0)
     assert "declares this budget in x-session-budget-tokens" in fault.message
 
 
-def test_a_client_key_is_told_where_its_budget_is_set() -> None:
+def test_remedy_for_client_key_names_its_configuration() -> None:
     key = Balance(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
     fault = refusal(Refused(key, "calls", 1, is_busy=False), Claim(key.key, Limits(calls=1)), POLICY, 0)
     assert fault.message.startswith('The client key "alice" has used 1 of its 1 calls. Raise its budget where')
 
 
-def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+def test_rate_limit_error_has_retry_after() -> None:
     rate = Balance(AccountKey("rate", "alice"), Limits(calls=2, window_s=60), Amount(calls=2), Amount(), 12.3)
     fault = refusal(Refused(rate, "calls", 1, is_busy=False), Claim(rate.key, rate.limits), POLICY, 0)
     assert isinstance(fault, RateLimited)
@@ -168,7 +168,7 @@ def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
 # --- headers --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_account_with_least_left_is_the_one_that_is_told_of() -> None:
+def test_allowance_reports_the_account_with_least_left() -> None:
     top = Balance(AccountKey("key", "a"), Limits(tokens=500, nano_usd=10**9), Amount(450), Amount(20))
     told = allowance([balance(used=100), top], 0.8)
     assert told is not None
@@ -176,7 +176,7 @@ def test_the_account_with_least_left_is_the_one_that_is_told_of() -> None:
     assert told.warning == 0.9
 
 
-def test_below_the_mark_nobody_is_warned_and_without_limits_nothing_is_told() -> None:
+def test_no_warning_below_threshold_and_no_allowance_without_limits() -> None:
     told = allowance([balance(used=799)], 0.8)
     assert told is not None
     assert told.warning is None

@@ -7,7 +7,7 @@ from gateway.core.ledger.session_key import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_N
 
 
 @pytest.mark.parametrize("name", [OPEN_NAMESPACE, ANONYMOUS, f"{CREDENTIAL_PREFIX}0a1b"])
-def test_no_client_key_has_the_name_of_callers_without_one(name: str) -> None:
+def test_reserved_namespaces_are_no_client_keys(name: str) -> None:
     assert is_reserved(name)
     assert not is_reserved(f"x{name}")
 
@@ -25,13 +25,13 @@ def test_a_session_is_found_by_the_name_it_is_shown_under(text: str, namespace: 
     assert key.shown(namespace) == text
 
 
-def test_whoever_sees_one_namespace_names_no_other() -> None:
+def test_reader_of_one_namespace_cannot_name_another() -> None:
     assert SessionKey.parse("alice/s", "alice") is None
     assert SessionKey("bob", "s").shown("alice") == "s"
 
 
 @pytest.mark.parametrize("text", ["", "/", "/s", "alice/", "a/b/c", "..", "alice/..", "../s", "a b", "s\n"])
-def test_what_can_be_no_name_of_a_session_is_told(text: str) -> None:
+def test_invalid_session_names_are_refused(text: str) -> None:
     assert SessionKey.parse(text) is None
     assert SessionKey.parse(text, "alice") is None
 

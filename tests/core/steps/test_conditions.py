@@ -47,7 +47,7 @@ NO_FACTS = ConditionFacts()
         (SequenceMatch((("a", "x*"), ("b",))), ["c", "xyz", "b"], True),
     ],
 )
-def test_what_was_used_decides(condition: Condition, recent: list[str], expected: bool) -> None:
+def test_tool_conditions(condition: Condition, recent: list[str], expected: bool) -> None:
     assert condition.holds(recent, NO_FACTS) is expected
 
 
@@ -65,11 +65,11 @@ def test_what_was_used_decides(condition: Condition, recent: list[str], expected
         (BudgetBelow(1), NO_FACTS, False),
     ],
 )
-def test_what_the_call_is_like_decides(condition: Condition, facts: ConditionFacts, expected: bool) -> None:
+def test_conditions_on_facts(condition: Condition, facts: ConditionFacts, expected: bool) -> None:
     assert condition.holds(["any"], facts) is expected
 
 
-def test_as_much_is_looked_at_as_is_remembered() -> None:
+def test_condition_window_equals_remembered_tools() -> None:
     recent = ["search", *["a"] * (MOST_RECENT - 1)]
     assert ToolUsed(("search",)).holds(recent, NO_FACTS)
     assert not ToolUsed(("search",)).holds([*recent[1:], "a"], NO_FACTS)
@@ -78,7 +78,7 @@ def test_as_much_is_looked_at_as_is_remembered() -> None:
 PATTERNS = st.text(alphabet="ab*?[]!-\n.|()", max_size=6)
 
 
-def test_the_message_is_read_once_and_only_where_a_condition_comes_to_it() -> None:
+def test_message_is_read_once_and_only_if_needed() -> None:
     read = []
 
     def message() -> str:

@@ -1,4 +1,4 @@
-"""The rules of steps, by example and against a plain reference that knows nothing of them."""
+"""Test the rules of steps, by example and against an independent reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def callable_now(agent: Agent, state: StepState, tools: Sequence[str]) -> tuple[
     return step.callable(tools, agent.due(state))
 
 
-# --- what may ever be called -----------------------------------------------------------------------------------------
+# --- tools of all steps -----------------------------------------------------------------------------------------
 
 
 def test_an_agent_may_ever_call_what_any_of_its_steps_allows() -> None:
@@ -65,15 +65,15 @@ def test_an_agent_may_ever_call_what_any_of_its_steps_allows() -> None:
     ],
     ids=["it may be in no step", "a step only observes"],
 )
-def test_an_agent_that_may_be_free_may_ever_call_anything(steps: list[Step]) -> None:
+def test_agent_without_mandatory_step_may_call_anything(steps: list[Step]) -> None:
     assert Agent("a", steps).ever_allows("whatever")
 
 
-def test_a_step_without_conditions_always_holds_so_the_agent_is_never_free() -> None:
+def test_step_without_conditions_always_holds() -> None:
     assert not Agent("a", [Step("only", allowed=("read_*",))]).ever_allows("write")
 
 
-# --- which step -----------------------------------------------------------------------------------------------------
+# --- active step -----------------------------------------------------------------------------------------------------
 
 
 def test_the_default_step_is_active_where_no_other_holds() -> None:
@@ -99,17 +99,17 @@ def test_all_conditions_of_a_step_must_hold() -> None:
     assert after(agent, "x", "y").active == "both"
 
 
-def test_a_step_whose_sequence_runs_stays_though_its_conditions_hold_no_more() -> None:
+def test_running_sequence_keeps_its_step() -> None:
     state = after(AGENT, "write", "read_a")
     assert (state.active, state.index) == ("review", 1)
     assert AGENT.entered(state, NO_FACTS) is state
 
 
-def test_a_step_before_it_goes_first_even_while_its_sequence_runs() -> None:
+def test_earlier_step_interrupts_a_running_sequence() -> None:
     state = after(AGENT, "write", "read_a")
     poor = AGENT.entered(state, ConditionFacts(left=0.05))
     assert (poor.active, poor.index, poor.recent) == ("alert", 0, ("write", "read_a"))
-    # What it left is begun anew, if its conditions still hold; here the last tool is no longer `write`.
+    # The step that was left restarts if its conditions still hold; here the last tool is no longer `write`.
     assert AGENT.entered(poor, NO_FACTS).active == "work"
 
 
@@ -118,7 +118,7 @@ def test_a_finished_sequence_ends_the_step_as_soon_as_its_conditions_do_not_hold
     assert (state.active, state.index, state.recent) == ("work", 0, ("write", "read_b", "comment"))
 
 
-def test_a_step_that_holds_after_its_sequence_lets_all_its_tools_through_and_is_not_begun_anew() -> None:
+def test_finished_sequence_is_not_restarted_while_step_holds() -> None:
     agent = Agent("a", [Step("s", allowed=("a", "b", "c"), sequence=(("a",), ("b",)))])
     state = after(agent, "a", "b")
     assert (state.index, agent.due(state), agent.place(state)) == (2, None, 2)
@@ -126,7 +126,7 @@ def test_a_step_that_holds_after_its_sequence_lets_all_its_tools_through_and_is_
     assert after(agent, "c", "a", state=state).index == 2
 
 
-def test_the_default_step_is_looked_at_last_also_while_its_sequence_runs() -> None:
+def test_default_step_is_checked_last_even_in_its_sequence() -> None:
     agent = Agent(
         "a", [Step("d", is_default=True, sequence=(("x",), ("y",))), Step("s", conditions=(ToolUsed(("x",)),))]
     )
@@ -134,14 +134,14 @@ def test_the_default_step_is_looked_at_last_also_while_its_sequence_runs() -> No
     assert after(agent, "x").active == "s"
 
 
-def test_the_sequence_of_the_default_step_goes_on_as_long_as_no_other_holds() -> None:
+def test_default_sequence_continues_while_no_other_step_holds() -> None:
     agent = Agent("a", [Step("d", is_default=True, sequence=(("x",), ("y",)))])
     assert after(agent, "x").index == 1
     finished = after(agent, "x", "y")
     assert (finished.active, finished.index) == ("d", 2)
 
 
-# --- what may be called ---------------------------------------------------------------------------------------------
+# --- callable tools ---------------------------------------------------------------------------------------------
 
 
 def test_only_the_entry_that_is_due_may_be_called() -> None:
@@ -157,21 +157,21 @@ def test_what_is_denied_may_not_be_called_even_if_it_is_allowed() -> None:
     assert Step("all").allows("x")
 
 
-def test_what_is_denied_is_not_due_either() -> None:
+def test_denied_tool_is_never_due() -> None:
     agent = Agent("a", [Step("s", denied=("read_secret",), sequence=(("read_*",),))])
     assert callable_now(agent, after(agent), ["read_x", "read_secret"]) == ("read_x",)
 
 
-# --- what was used --------------------------------------------------------------------------------------------------
+# --- used tools --------------------------------------------------------------------------------------------------
 
 
-def test_calls_side_by_side_are_taken_one_after_the_other() -> None:
+def test_parallel_tool_calls_are_processed_in_order() -> None:
     used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "read_a", "comment", "search"], NO_FACTS)
     assert (used.state.active, used.stray) == ("work", ())
     assert used.state.recent == ("write", "read_a", "comment", "search")
 
 
-def test_a_tool_that_is_not_due_is_stray_moves_nothing_and_no_condition_sees_it() -> None:
+def test_stray_tool_is_ignored() -> None:
     used = AGENT.used(after(AGENT, "write"), ["comment", "read_a"], NO_FACTS)
     assert used.stray == ("comment",)
     assert (used.state.active, used.state.index) == ("review", 1)
@@ -179,21 +179,19 @@ def test_a_tool_that_is_not_due_is_stray_moves_nothing_and_no_condition_sees_it(
 
 
 @pytest.mark.parametrize(("enforce", "active"), [("filter", "work"), ("require", "work"), ("observe", "publish")])
-def test_a_model_gets_into_another_step_by_a_stray_call_only_where_steps_are_just_observed(
-    enforce: Enforce, active: str
-) -> None:
+def test_stray_call_changes_step_only_in_observe_mode(enforce: Enforce, active: str) -> None:
     work = Step("work", denied=("approve",), is_default=True, enforce=enforce)
     agent = Agent("a", [Step("publish", conditions=(SequenceMatch((("approve",),)),)), work])
     used = agent.used(agent.entered(START, NO_FACTS), ["approve"], NO_FACTS)
     assert (used.state.active, used.stray) == (active, ("approve",))
 
 
-def test_a_tool_is_judged_by_the_step_that_those_before_it_led_to() -> None:
+def test_tool_is_checked_in_the_step_reached_before_it() -> None:
     used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "write"], NO_FACTS)
     assert used.stray == ("write",)
 
 
-def test_no_more_than_the_last_tools_are_remembered_and_no_more_of_a_name_than_can_be_asked_for() -> None:
+def test_recent_tools_and_names_are_bounded() -> None:
     state = after(AGENT, *["x" * 100_000] * (MOST_RECENT + 3))
     assert len(state.recent) == MOST_RECENT
     assert {len(name) for name in state.recent} == {256}
@@ -203,7 +201,7 @@ def test_nothing_is_stray_where_no_step_is_active() -> None:
     assert Agent("a", [REVIEW]).used(START, ["anything"], NO_FACTS).stray == ()
 
 
-# --- by hand --------------------------------------------------------------------------------------------------------
+# --- steps set by hand --------------------------------------------------------------------------------------------------------
 
 
 def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
@@ -215,7 +213,7 @@ def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
     assert (state.active, state.is_set) == ("work", False)
 
 
-def test_a_step_without_a_sequence_that_is_set_by_hand_holds_until_it_is_set_anew() -> None:
+def test_step_set_by_hand_without_sequence_stays() -> None:
     state = after(AGENT, "search", "write", state=START)
     state = AGENT.set(state, "alert")
     state = after(AGENT, "stop", "stop", state=state)
@@ -223,7 +221,7 @@ def test_a_step_without_a_sequence_that_is_set_by_hand_holds_until_it_is_set_ane
     assert AGENT.entered(AGENT.set(state, None), NO_FACTS).active == "work"
 
 
-def test_setting_a_step_begins_its_sequence_anew_and_forgets_no_tool() -> None:
+def test_setting_a_step_restarts_its_sequence() -> None:
     state = after(AGENT, "write", "read_a")
     assert AGENT.set(state, "review") == StepState("review", 0, ("write", "read_a"), is_set=True)
 
@@ -233,7 +231,7 @@ def test_a_step_that_does_not_exist_cannot_be_set() -> None:
         AGENT.set(START, "nothing")
 
 
-def test_a_step_set_by_hand_that_still_holds_when_it_is_finished_stays_without_beginning_anew() -> None:
+def test_finished_step_set_by_hand_is_not_restarted() -> None:
     agent = Agent("a", [Step("s", sequence=(("a",),))])
     state = after(agent, "a", state=agent.set(START, "s"))
     assert state == StepState("s", 1, ("a",))
@@ -243,7 +241,7 @@ def test_a_step_set_by_hand_that_still_holds_when_it_is_finished_stays_without_b
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_a_step_that_is_gone_gives_way_to_the_one_that_holds(is_set: bool) -> None:
+def test_removed_step_is_replaced(is_set: bool) -> None:
     gone = StepState("gone", 3, ("write",), is_set=is_set)
     assert AGENT.step(gone) is None
     assert AGENT.due(gone) is None
@@ -258,7 +256,7 @@ def test_a_sequence_that_got_shorter_is_finished() -> None:
     assert (AGENT.due(state), AGENT.place(state)) == (None, 2)
 
 
-def test_what_no_condition_looks_at_need_not_be_found_out() -> None:
+def test_unneeded_facts_are_not_read() -> None:
     assert (AGENT.reads_message, AGENT.reads_tokens) == (False, False)
     agent = Agent("a", [Step("s", conditions=(MessageMatches(bool), TokensAbove(1)))])
     assert (agent.reads_message, agent.reads_tokens) == (True, True)
@@ -303,12 +301,12 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @dataclass
 class Plain:
-    """What docs/concepts/steps.md says, written down a second time, without values that cannot change."""
+    """Implement docs/concepts/steps.md a second time, with mutable values."""
 
     steps: list[Step]
     active: Step | None = None
     done: list[str] = field(default_factory=list)
-    """The tools that finished entries of the active step's sequence."""
+    """Return the tools that finished entries of the active step's sequence."""
     by_hand: bool = False
     log: list[str] = field(default_factory=list)
 
@@ -361,7 +359,7 @@ class Plain:
         return not self.is_running() or matches(name, step.sequence[len(self.done)])
 
     def use(self, name: str, facts: ConditionFacts) -> bool:
-        """Whether it was due and allowed."""
+        """Return whether the tool was due and allowed."""
         is_fine = self.may(name)
         if is_fine and self.is_running():
             self.done.append(name)
@@ -372,7 +370,7 @@ class Plain:
 
 
 class StepsMachine(RuleBasedStateMachine):
-    """Any steps, any tools, any order: the rules and the reference are always in the same place."""
+    """Generate steps and tools in any order: rules and reference are always in the same state."""
 
     @initialize(found=steps())
     def begin(self, found: list[Step]) -> None:
