@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from gateway.core.errors import UpstreamProtocolError
 from gateway.upstream.litellm.blocks import SignedThoughts
-from gateway.upstream.litellm.toolcalls import Calls
+from gateway.upstream.litellm.toolcalls import StreamToolCalls
 
 
 class ObservedStream:
@@ -24,7 +24,7 @@ class ObservedStream:
         #: the thinking so far
         self.thoughts = SignedThoughts()
         #: the tool calls so far
-        self.calls = Calls()
+        self.calls = StreamToolCalls()
         #: the first chunk, read by `begin`
         self._first: Any = None
         self._stream = stream

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _CONTENT: Final = ("content", "reasoning_content", "thinking_blocks")
 
 
-class Calls:
+class StreamToolCalls:
     """Tool calls of one stream, by choice and number, with their arguments so far.
 
     Each call has a number, and only its first piece has its id and name. Some hosts give all calls of a response the

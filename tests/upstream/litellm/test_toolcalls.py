@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamProtocolError
-from gateway.upstream.litellm.toolcalls import Calls, SequentialCalls
+from gateway.upstream.litellm.toolcalls import StreamToolCalls, SequentialCalls
 
 
 def piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> Any:
@@ -29,7 +29,7 @@ class Stream:
     """Replaces `ObservedStream` for the code that reads from it."""
 
     def __init__(self, *chunks: Any) -> None:
-        self.calls = Calls()
+        self.calls = StreamToolCalls()
         self.failure: Exception | None = None
         self._chunks = self._each(chunks)
 
