@@ -171,7 +171,7 @@ def _known_wire(name: str | None) -> str | None:
 
 
 def _run_inspector(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
-    """Return the result of `work` with the configured routes, limits and strategies, and without learned corrections."""
+    """Return the result of `work` with the configured routes, limits and strategies, without learned corrections."""
     from gateway.app.resources import inspector_of
     from gateway.core.errors import GatewayError
 
