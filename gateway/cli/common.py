@@ -103,14 +103,14 @@ def refuse_early_options(context: typer.Context) -> None:
     """Refuse options before the subcommand, which would be ignored: `sessions --store URL delete ID`."""
     if context.invoked_subcommand is None:
         return
-    given = [
+    early = [
         max(option.opts, key=len)
         for option in context.command.params
         if option.name and (source := context.get_parameter_source(option.name)) and source.name == "COMMANDLINE"
     ]
-    if given:
-        where = f"{context.command_path} {context.invoked_subcommand} {given[0]} …"
-        stop(f"{' and '.join(given)} has no effect before the command. Write it after: {where}", Exit.USAGE)
+    if early:
+        where = f"{context.command_path} {context.invoked_subcommand} {early[0]} …"
+        stop(f"{' and '.join(early)} has no effect before the command. Write it after: {where}", Exit.USAGE)
 
 
 def load(file: Path | None, flags: Mapping[str, object] | None = None) -> Loaded:
@@ -187,19 +187,19 @@ def fitted(longest: Sequence[int], least: Sequence[int], width: int, first_to_go
         width: width of the terminal.
         first_to_go: indexes of the columns that are left out first; then the others are left out, from the right.
     """
-    kept = list(range(len(longest)))
-    for place in dict.fromkeys([*first_to_go, *reversed(kept[1:])]):
-        if _line_width(least[place] for place in kept) <= width:
+    shown_columns = list(range(len(longest)))
+    for place in dict.fromkeys([*first_to_go, *reversed(shown_columns[1:])]):
+        if _line_width(least[place] for place in shown_columns) <= width:
             break
-        kept.remove(place)
-    room = width - GAP * (len(kept) - 1)
-    bounds = [(min(least[place], room), longest[place]) for place in kept]
+        shown_columns.remove(place)
+    room = width - GAP * (len(shown_columns) - 1)
+    bounds = [(min(least[place], room), longest[place]) for place in shown_columns]
 
     def at_most(most: int) -> list[int]:
         return [max(low, min(high, most)) for low, high in bounds]
 
     most = bisect_right(range(max(longest) + 1), room, key=lambda most: sum(at_most(most)))
-    return dict(zip(kept, at_most(most - 1), strict=True))
+    return dict(zip(shown_columns, at_most(most - 1), strict=True))
 
 
 def _line_width(widths: Iterable[int]) -> int:

@@ -160,12 +160,12 @@ def _stored(selection: Selection, sessions: Sequence[str]) -> tuple[list[Replaye
 
 
 def _plot_lines(found: Sequence[ReplayOutcome]) -> PlotLines:
-    charges = [one.call.charge if one.call.has_details else None for one in found]
+    charges = [outcome.call.charge if outcome.call.has_details else None for outcome in found]
     return PlotLines(
-        original=[one.original for one in found],
-        sent=[one.call.sent for one in found],
+        original=[outcome.original for outcome in found],
+        sent=[outcome.call.sent for outcome in found],
         cached=[charge.usage.cache_read_tokens if charge else None for charge in charges],
-        budget=[one.budget for one in found],
+        budget=[outcome.budget for outcome in found],
     )
 
 
@@ -201,7 +201,7 @@ def _budget_cells(sums: BudgetSums) -> list[str]:
 
     first = [sums.modes.get(mode) for mode in _MODES] + [sums.first_refused]
     return [
-        *(f"call {one.number:,}" if one is not None else "" for one in first),
+        *(f"call {call.number:,}" if call is not None else "" for call in first),
         f"{sums.refused:,}" if sums.refused else "",
         f"{sums.spent.tokens:,}",
         cost(usd(sums.spent.nano_usd) if sums.cost_usd is not None or sums.spent.nano_usd else None),

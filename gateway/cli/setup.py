@@ -102,9 +102,9 @@ def _with_schema(text: str, folder: Path) -> str:
 
     Editors report an error if the schema does not exist.
     """
-    found = next((name for name in _SCHEMAS if (folder / name).is_file()), None)
+    existing = next((name for name in _SCHEMAS if (folder / name).is_file()), None)
     _, _, rest = text.partition("\n")
-    return f"{_NO_SCHEMA if found is None else _SCHEMA_LINE + found}\n{rest}"
+    return f"{_NO_SCHEMA if existing is None else _SCHEMA_LINE + existing}\n{rest}"
 
 
 def schema() -> None:

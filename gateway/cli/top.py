@@ -77,12 +77,12 @@ async def _watch(look: Callable[[], Awaitable[list[Row]]], every: float) -> None
     since = time.monotonic()
     with Live(auto_refresh=False) as live:
         while True:
-            found = await look()
+            sessions = await look()
             now = time.monotonic()
             minutes = max(0.001, now - since) / _MINUTE_S
-            rates = {row["id"]: (_total(row) - before[row["id"]]) / minutes for row in found if row["id"] in before}
-            before, since = {row["id"]: _total(row) for row in found}, now
-            live.update(_table(found, rates, live.console.width), refresh=True)
+            rates = {row["id"]: (_total(row) - before[row["id"]]) / minutes for row in sessions if row["id"] in before}
+            before, since = {row["id"]: _total(row) for row in sessions}, now
+            live.update(_table(sessions, rates, live.console.width), refresh=True)
             await asyncio.sleep(every)
 
 
@@ -91,7 +91,7 @@ def _total(row: Row) -> int:
     return total
 
 
-def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Table:
+def _table(sessions: Sequence[Row], rates: Mapping[str, float], width: int) -> Table:
     """Return the table of sessions.
 
     `rates`: tokens per minute since the last update, by session. `width`: width of the terminal.
@@ -99,7 +99,7 @@ def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Tabl
     from rich.table import Table
     from rich.text import Text
 
-    lines = [dict(zip(_COLUMNS, _cells(row, rates.get(row["id"])), strict=True)) for row in found]
+    lines = [dict(zip(_COLUMNS, _cells(row, rates.get(row["id"])), strict=True)) for row in sessions]
     if not lines:
         lines = [{**dict.fromkeys(_COLUMNS, Text("")), _COLUMNS[0]: Text("no sessions yet", style="dim")}]
     longest = [max([len(name), *(line[name].cell_len for line in lines)]) for name in _COLUMNS]

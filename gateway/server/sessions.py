@@ -124,10 +124,10 @@ class SessionsApi:
                 raise _no_session(key)
             return deleted_json(key, access)
         rules = self._rules()
-        found = await details_json(self._store, key, access, rules.budget, rules.agents)
-        if found is None:
+        details = await details_json(self._store, key, access, rules.budget, rules.agents)
+        if details is None:
             raise _no_session(key)
-        return found
+        return details
 
     async def _body(self, request: Request) -> Any:
         """Return the decoded JSON body of a small request."""
@@ -368,9 +368,9 @@ def _parsed_limit(name: str, value: Any) -> int | None:
     most = _LARGEST_LIMITS[_DIMENSIONS[name]]
     is_counted = number.is_finite() and (number.is_zero() or LEAST_USD <= number <= most)
     if not is_counted or (name != "usd" and number != number.to_integral_value()):
-        what = f"0, a number from {LEAST_USD:f}" if name == "usd" else "a whole number from 0"
+        what = f"0 or a number from {LEAST_USD:f}" if name == "usd" else "a whole number from 0"
         raise errors.InvalidRequest(
-            f'"budget.{name}" must be {what} to {most:,}, or null for no limit.',
+            f'"budget.{name}" must be {what} to {most:,}; null removes the limit.',
             param=f"budget.{name}",
         )
     return nano(number) if name == "usd" else int(number)

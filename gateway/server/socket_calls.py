@@ -147,12 +147,12 @@ class SocketCall:
 
 def call_headers(headers: Headers) -> Headers:
     """Return the headers of the handshake that each of its calls gets."""
-    kept = [
+    forwarded = [
         (name, _without_websocket_versions(value) if name == _OPENAI_BETA else value)
         for name, value in headers
         if name not in _HANDSHAKE_ONLY and not name.startswith(_SOCKET_PREFIX)
     ]
-    return [(name, value) for name, value in kept if value or name != _OPENAI_BETA]
+    return [(name, value) for name, value in forwarded if value or name != _OPENAI_BETA]
 
 
 def _without_websocket_versions(value: bytes) -> bytes:

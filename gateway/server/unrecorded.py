@@ -112,12 +112,12 @@ class UnrecordedRefusals(Observer):
 
     def _keep(self, call: CallRecord) -> None:
         code, credential, now = call.error_code or "", call.notes.get(CREDENTIAL), call.started_at
-        kept = self._kept.get((code, credential))
-        if kept is None:
-            kept = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)
-        kept.message = call.error.message if call.error is not None else ""
-        kept.count, kept.last_at = kept.count + 1, now
-        self._kept[code, credential] = kept
+        refusal = self._kept.get((code, credential))
+        if refusal is None:
+            refusal = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)
+        refusal.message = call.error.message if call.error is not None else ""
+        refusal.count, refusal.last_at = refusal.count + 1, now
+        self._kept[code, credential] = refusal
 
     def newest(self) -> Sequence[UnrecordedRefusal]:
         """Return the kept refusals, newest first."""

@@ -117,7 +117,7 @@ def test_a_budget_is_raised_by_numbers_as_people_write_them(
         (["10", "--calls", "+x%"], '--calls "+x%": not a number'),
         (
             ["9g", "--calls", "99999999999999999999"],
-            '"99999999999999999999": "budget.calls" is a whole number from 0 to',
+            '"99999999999999999999": "budget.calls" must be a whole number from 0 to',
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamProtocolError
-from gateway.upstream.litellm.toolcalls import StreamToolCalls, SequentialCalls
+from gateway.upstream.litellm.toolcalls import SequentialCalls, StreamToolCalls
 
 
 def piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> Any:
