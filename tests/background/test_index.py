@@ -16,7 +16,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord, answer_name
 from gateway.core.usage import Charge, Totals
 from gateway.dialects import endpoint
-from tests.support.fakes import KEY, AwayStore, FakeReply, World
+from tests.support.fakes import KEY, FakeReply, UnavailableStore, World
 
 PATH = "responses/resp_1"
 TOOL = {"type": "function", "name": "look", "description": "Looks at things. " * 50, "parameters": {"type": "object"}}
@@ -82,7 +82,7 @@ async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
 
 
 async def test_an_answer_that_is_fetched_goes_on_whatever_comes_of_reading_the_totals() -> None:
-    class Odd(AwayStore):
+    class Odd(UnavailableStore):
         is_odd = False
 
         async def totals(self, key: SessionKey) -> Totals:

@@ -20,7 +20,7 @@ from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call, EventReader, ParsedResponse
 from gateway.dialects.openai_chat import OpenAIChat
-from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
+from tests.support.fakes import KEY, PRICE, SSE, STREAM, FakeReply, UnavailableStore, World, whole
 from tests.support.records import record
 from tests.support.scripted import DONE, chunk, usage_chunk
 
@@ -314,7 +314,7 @@ async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_a
 
 
 async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded() -> None:
-    class Damaged(AwayStore):
+    class Damaged(UnavailableStore):
         async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
             raise StoreDamaged("its account cannot be read")
 

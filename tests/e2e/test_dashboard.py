@@ -60,7 +60,7 @@ class Ui:
     """The dashboard of one gateway."""
 
     page: Page
-    watched: browsers.Watched
+    watched: browsers.WatchedPage
     gateway: GatewayThread
 
     def show(self, place: str) -> Page:

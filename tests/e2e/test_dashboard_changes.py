@@ -51,12 +51,12 @@ def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def watched(browser: Browser) -> Iterator[browsers.Watched]:
+def watched(browser: Browser) -> Iterator[browsers.WatchedPage]:
     with browsers.opened(browser) as found:
         yield found
 
 
-def show(watched: browsers.Watched, gateway: GatewayThread, place: str) -> Page:
+def show(watched: browsers.WatchedPage, gateway: GatewayThread, place: str) -> Page:
     """A place of which all is there, new calls included."""
     page = watched.page
     page.goto(f"{gateway.url}/ui{place}")
@@ -78,7 +78,7 @@ def rows(table: Locator) -> int:
 
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_new_calls_move_neither_what_is_in_view_nor_the_focus(
-    watched: browsers.Watched, site: GatewayThread, is_paused: bool
+    watched: browsers.WatchedPage, site: GatewayThread, is_paused: bool
 ) -> None:
     page = show(watched, site, "#/")
     region = page.get_by_role("region", name="Calls, newest first")
@@ -102,7 +102,7 @@ def test_new_calls_move_neither_what_is_in_view_nor_the_focus(
 
 
 def test_at_the_top_the_row_with_the_focus_keeps_it_and_stays_in_view(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     page = show(watched, site, "#/")
     region = page.get_by_role("region", name="Calls, newest first")
@@ -118,7 +118,7 @@ def test_at_the_top_the_row_with_the_focus_keeps_it_and_stays_in_view(
 
 
 def test_sessions_are_gone_through_by_keys_and_keep_their_place_while_pages_come(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     page = show(watched, site, "#/sessions")
     region = page.get_by_role("region", name="Sessions")
@@ -145,7 +145,7 @@ def test_sessions_are_gone_through_by_keys_and_keep_their_place_while_pages_come
 
 
 def test_a_renewal_of_the_sessions_leaves_the_focus_and_the_order_of_what_is_in_view(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     page = show(watched, site, "#/sessions")
     region = page.get_by_role("region", name="Sessions")
@@ -170,7 +170,7 @@ def test_a_renewal_of_the_sessions_leaves_the_focus_and_the_order_of_what_is_in_
 
 
 def test_a_next_page_that_fails_is_not_asked_for_again_and_again(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     watched.allowed = ("503",)
     page = show(watched, site, "#/sessions")
@@ -205,7 +205,7 @@ def expect_all(page: Page, calls: int) -> None:
 
 
 def test_after_a_gap_a_session_shows_all_calls_that_were_made_meanwhile(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     watched.allowed = ("404", "net::ERR", "Failed to load resource")
     page = watched.page
@@ -225,7 +225,7 @@ def test_after_a_gap_a_session_shows_all_calls_that_were_made_meanwhile(
 
 
 def test_a_session_that_is_called_faster_than_it_is_shown_loses_none(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     now = time.time()
     records.settle(site.store, [records.record("burst", now)])
@@ -240,7 +240,7 @@ def test_a_session_that_is_called_faster_than_it_is_shown_loses_none(
 
 
 def test_a_session_of_which_older_calls_were_loaded_keeps_them_after_a_gap(
-    watched: browsers.Watched, site: GatewayThread
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     now = time.time()
     records.settle(site.store, [records.record("old", now - 1_500 + number) for number in range(1_200)])
@@ -263,7 +263,7 @@ def test_a_session_of_which_older_calls_were_loaded_keeps_them_after_a_gap(
     [("#/sessions", "Tokens"), ("#/session/pressed", "Failed"), ("#/session/pressed", "By time"), ("#/", "Pause")],
 )
 def test_a_button_that_is_pressed_keeps_the_focus_also_when_the_view_renews(
-    watched: browsers.Watched, site: GatewayThread, place: str, name: str
+    watched: browsers.WatchedPage, site: GatewayThread, place: str, name: str
 ) -> None:
     site.web.chat("pressed")
     page = show(watched, site, place)
@@ -296,7 +296,9 @@ def asked_on_models(page: Page, gateway: GatewayThread) -> list[str]:
     return [url for url in asked if "/api/" in url]
 
 
-def test_a_view_that_could_not_be_shown_asks_for_nothing_more(watched: browsers.Watched, site: GatewayThread) -> None:
+def test_a_view_that_could_not_be_shown_asks_for_nothing_more(
+    watched: browsers.WatchedPage, site: GatewayThread
+) -> None:
     watched.allowed = ("503",)
     page = watched.page
     body = json.dumps({"error": {"code": "store", "message": "The store is away."}})
@@ -323,7 +325,7 @@ def enter(page: Page, key: str = ADMIN) -> None:
 
 
 def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
-    locked: GatewayThread, watched: browsers.Watched
+    locked: GatewayThread, watched: browsers.WatchedPage
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -338,7 +340,7 @@ def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
 
 
 def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
-    locked: GatewayThread, watched: browsers.Watched
+    locked: GatewayThread, watched: browsers.WatchedPage
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -360,7 +362,9 @@ def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
     expect(page.locator("#feed")).to_have_text("live")
 
 
-def test_who_has_no_key_is_asked_once_and_then_has_a_button(locked: GatewayThread, watched: browsers.Watched) -> None:
+def test_who_has_no_key_is_asked_once_and_then_has_a_button(
+    locked: GatewayThread, watched: browsers.WatchedPage
+) -> None:
     watched.allowed = ("401",)
     page = watched.page
     page.goto(f"{locked.url}/ui#/")
@@ -375,7 +379,7 @@ def test_who_has_no_key_is_asked_once_and_then_has_a_button(locked: GatewayThrea
 
 
 def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
-    locked: GatewayThread, watched: browsers.Watched
+    locked: GatewayThread, watched: browsers.WatchedPage
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -390,7 +394,9 @@ def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
 # --- changes ------------------------------------------------------------------------------------------------------
 
 
-def test_where_a_change_was_made_but_cannot_be_shown_it_is_said(watched: browsers.Watched, site: GatewayThread) -> None:
+def test_where_a_change_was_made_but_cannot_be_shown_it_is_said(
+    watched: browsers.WatchedPage, site: GatewayThread
+) -> None:
     watched.allowed = ("404",)
     site.web.chat("changed")
     page = show(watched, site, "#/session/changed")
@@ -531,7 +537,7 @@ def pixels(chart: Locator, colour: str) -> int:
 
 
 @pytest.mark.parametrize("axis", ["By call", "By time"])
-def test_one_call_is_a_point_below_its_budget(watched: browsers.Watched, site: GatewayThread, axis: str) -> None:
+def test_one_call_is_a_point_below_its_budget(watched: browsers.WatchedPage, site: GatewayThread, axis: str) -> None:
     watched.allowed = ("willReadFrequently",)
     site.web.chat("alone")
     body = {"budget": {"tokens": 100}}

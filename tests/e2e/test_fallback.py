@@ -522,7 +522,7 @@ def test_for_a_client_that_has_left_no_other_provider_is_asked(
     with connect(gateway.url) as sock:
         sock.sendall(chat_bytes(body, b"x-session-id: s").replace(b"connection: close\r\n", b""))
         until(lambda: first.requests, what="the provider is at work on the call")
-    gateway.web.takes_notice()
+    gateway.web.process_pending_events()
     has_left.set()
     [call] = until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"))
     gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})

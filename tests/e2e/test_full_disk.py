@@ -23,7 +23,7 @@ from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import GatewayProcess, until
 from tests.support.timing import in_time
-from tests.support.web import CHAT, HI, PATIENCE_S, Reply
+from tests.support.web import CHAT, CLIENT_TIMEOUT_S, HI, Reply
 
 pytestmark = pytest.mark.long
 
@@ -135,7 +135,7 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
     assert not is_ready(gateway)
     assert gateway.web.get("/healthz").status == 200
 
-    for answer in (one.result(PATIENCE_S) for one in running):
+    for answer in (one.result(CLIENT_TIMEOUT_S) for one in running):
         assert answer.clean
         assert answer.data_lines[-1] == "[DONE]"
     written = "".join(file.read_text() for file in journals(gateway))
@@ -175,7 +175,7 @@ def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
     assert gateway.web.chat("s").status == 200
     running = running_stream(gateway, mock, pool, "s")
     fill(gateway)
-    assert running.result(PATIENCE_S).data_lines[-1] == "[DONE]"
+    assert running.result(CLIENT_TIMEOUT_S).data_lines[-1] == "[DONE]"
     gateway.signal(signal.SIGKILL)
     gateway.wait()
     assert kept(gateway)["s"][0] == 1
@@ -195,7 +195,7 @@ def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
     running = running_stream(gateway, mock, pool, "s")
     fill(gateway)
     gateway.signal(signal.SIGTERM)
-    assert running.result(PATIENCE_S).data_lines[-1] == "[DONE]"
+    assert running.result(CLIENT_TIMEOUT_S).data_lines[-1] == "[DONE]"
     gateway.wait()
     again = gateway_process(mock_server.url, folder=gateway.folder)
     until(lambda: in_all(again) == billed(mock))
@@ -225,7 +225,7 @@ def test_many_calls_at_once_over_a_disk_that_fills_again_and_again_are_each_char
         fill(gateway, size)
         time.sleep(0.3)
         make_room(gateway)
-    seen = sum((one.result(PATIENCE_S) for one in clients), Counter[tuple[str, int, str]]())
+    seen = sum((one.result(CLIENT_TIMEOUT_S) for one in clients), Counter[tuple[str, int, str]]())
     sessions = ("s0", "s1", "s2")
     assert {(status, code) for _, status, code in seen} == {(200, ""), (503, "store_unavailable")}
     answered = [seen[session, 200, ""] for session in sessions]

@@ -254,7 +254,7 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
         while sock.recv(65536):
             pass
     # It looks like a client that has left: where no provider was at work on its call yet, nothing is begun for it.
-    web.takes_notice()
+    web.process_pending_events()
     until(lambda: web.get("/api/health").json["worker"]["calls"] == 0, what="the call has ended")
     if len(mock.calls) > before:
         assert record(web, session)["usage"]["total_tokens"] == 59
@@ -336,7 +336,7 @@ def test_an_answer_that_nobody_waited_for_moves_no_step(stream: bool, gateway_se
             body = {"model": "m", "messages": HI, **offered}
             sock.sendall(chat_bytes(json.dumps(body).encode(), b"x-session-id: s"))
             until(lambda: upstream.requests, what="the provider has the call")
-        web.takes_notice()
+        web.process_pending_events()
         has_left.set()
         found = record(web, "s")
         assert (found["outcome"], found["tools"]) == ("ok", ["read"])
@@ -363,7 +363,7 @@ def test_a_stream_that_has_said_why_it_ends_moves_a_step_though_its_client_left_
         with connect(web.url) as sock:
             sock.sendall(chat_bytes(body, b"x-session-id: s"))
             read_until(sock, b'"finish_reason": "tool_calls"')
-        web.takes_notice()
+        web.process_pending_events()
         has_left.set()
         assert record(web, "s")["tools"] == ["read"]
         assert place(web, "s") == 1

@@ -16,7 +16,7 @@ from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
 from tests.support.formats import Format
 from tests.support.gateways import GatewayThread
-from tests.support.web import shown_usage
+from tests.support.web import parse_usage
 
 ASK: Any = [
     {
@@ -106,7 +106,7 @@ def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
     assert '"It is four."' in mock.calls[-1].body.decode()
     assert usage_of(gateway, session) == billed_by(mock)
     assert mock.billed().calls == 3
-    assert shown_usage(headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+    assert parse_usage(headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
 
 
 def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
@@ -195,7 +195,7 @@ def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
     assert "summarize" in raw.headers["x-context-trimmed"]
     assert [call.model for call in mock.calls] == ["gpt-4o", "short-1", "gpt-4o"]
     assert usage_of(gateway, "main") == billed_by(mock)
-    assert shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+    assert parse_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])

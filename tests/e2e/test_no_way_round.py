@@ -132,7 +132,7 @@ def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
             chat_bytes(json.dumps({"model": "m", "messages": HI}).encode(), b"x-session-id: " + session.encode())
         )
         assert is_sent.wait(LIMIT_S)
-        web.takes_notice()
+        web.process_pending_events()
     [call] = until(lambda: calls_of(web, session))
     assert call["usage"]["output_tokens"] == 5_000
 

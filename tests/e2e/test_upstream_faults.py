@@ -147,7 +147,7 @@ def test_a_whole_answer_that_breaks_off(end: Script, scripted: Scripted, session
     def script(connection: Connection) -> None:
         connection.send(JSON_HEAD + completion())
         # A reset takes with it what nobody has read yet.
-        scripted.web.takes_notice()
+        scripted.web.process_pending_events()
         end(connection)
 
     answer = scripted.play(script).chat(session)
@@ -196,7 +196,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     def script(connection: Connection) -> None:
         connection.send(begun)
         # A reset takes with it what nobody has read yet.
-        scripted.web.takes_notice()
+        scripted.web.process_pending_events()
         end(connection)
 
     with in_time():
@@ -866,7 +866,7 @@ def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: MockProvider, g
     assert gateway.web.chat("s").status == 200
     first.stop()
     with MockServer(mock, port=port):
-        gateway.web.takes_notice()
+        gateway.web.process_pending_events()
         assert gateway.web.chat("s").status == 200
     assert mock.billed().calls == 2
     assert gateway.web.get("/api/sessions/s").json["calls"] == 2

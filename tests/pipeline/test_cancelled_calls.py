@@ -20,7 +20,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import CallOpening, Ending, OpenHold
 from gateway.core.usage import Totals
 from tests.support.cancelling import cancelled_at
-from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, AwayStore, FakeReply, FakeUpstream, World
+from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, FakeReply, FakeUpstream, UnavailableStore, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 ACCOUNTS = (KEY.account, AccountKey("key", "alice"), AccountKey("session", "alice", "above"))
@@ -46,7 +46,7 @@ class WaitingUpstream(FakeUpstream):
             await asyncio.sleep(0)
 
 
-class WaitingStore(AwayStore):
+class WaitingStore(UnavailableStore):
     """Waits before and after each thing that it does. `is_deaf_once`: it settles, and says once that it could not."""
 
     is_deaf_once = False

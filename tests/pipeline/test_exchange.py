@@ -24,7 +24,7 @@ from gateway.core.session import kept_as
 from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.pipeline.exchange import Exchange
-from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
+from tests.support.fakes import BODY, KEY, SSE, STREAM, FakeReply, UnavailableStore, World
 from tests.support.records import record
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
 from tests.support.timing import eventually
@@ -298,7 +298,7 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     assert (await world.store.totals(KEY)).total_tokens == 4 * 15
 
 
-class Raced(AwayStore):
+class Raced(UnavailableStore):
     """Has more room when it is asked than when it is to keep something."""
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
@@ -382,7 +382,7 @@ async def test_what_a_call_is_held_as_that_is_not_weighed(path: str, body: bytes
 async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> None:
     key = KeyLimits(Limits(calls=5))
     world = World(SessionPolicy(on_missing="none"))
-    world.store.is_deaf = True
+    world.store.responds_late = True
     plain = world.incoming(headers=[(b"content-type", b"application/json")])
     incoming = replace(plain, caller=Caller("alice", budget=key), path_session=None)
     claim = Claim(AccountKey("key", "alice"), key.limits)
@@ -408,7 +408,7 @@ async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: 
 
 async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_back() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
-    world.store.is_forgetful = True
+    world.store.loses_response = True
     reply, _ = await world.call()
     assert reply.status == 503
     assert world.upstream.sent == []
@@ -441,10 +441,10 @@ async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_
     world.settler.is_open = True
     above, top = SessionKey("alice", "above"), SessionKey("alice", "top")
     await world.store.update(above, lambda state: state.with_parent("top"))
-    world.store.away, world.store.is_forgetful = goes_at == "the start", goes_at == "the hold"
+    world.store.away, world.store.loses_response = goes_at == "the start", goes_at == "the hold"
     reply, _ = await world.call(world.incoming(directives=Directives(parent="above")))
     assert (reply.status, "store" in world.record.notes) == (200, True)
-    world.store.away = world.store.is_forgetful = False
+    world.store.away = world.store.loses_response = False
     await world.settler.aclose()
     balances = await world.store.balances([Claim(key.account) for key in (KEY, above, top)])
     known = {"the start": 2, "the hold": 3}[goes_at]
@@ -464,7 +464,7 @@ async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes
         world.store.away = False
 
 
-class Reserving(AwayStore):
+class Reserving(UnavailableStore):
     """Counts the holds that it is asked for."""
 
     reserved = 0

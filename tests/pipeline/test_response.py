@@ -219,7 +219,7 @@ async def test_a_stream_is_held_when_a_part_of_it_goes_out(world: World, headers
 async def test_a_stream_that_comes_whole_is_settled_without_a_hold(world: World) -> None:
     whole_stream = chunk("a") + usage_chunk() + DONE
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole_stream])
-    world.store.is_deaf = True  # whoever asks for a hold waits for a minute
+    world.store.responds_late = True  # whoever asks for a hold waits for a minute
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
         pieces = [piece async for piece in reply.body]

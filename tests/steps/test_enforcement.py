@@ -33,7 +33,7 @@ from gateway.core.steps import (
 )
 from gateway.core.stored import Ending
 from gateway.core.usage import Totals
-from tests.support.fakes import KEY, SSE, AwayStore, FakeReply, World
+from tests.support.fakes import KEY, SSE, FakeReply, UnavailableStore, World
 from tests.support.scripted import DONE, chunk, completion
 from tests.support.timing import eventually
 
@@ -781,7 +781,7 @@ async def test_observers_are_told_of_each_change_and_one_that_fails_fails_no_cal
     assert {(one.session, one.agent) for one in watching.changes} == {(KEY, "default")}
 
 
-class Flaky(AwayStore):
+class Flaky(UnavailableStore):
     error: StoreUnavailable | None = None
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
@@ -874,7 +874,7 @@ async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> 
 async def test_a_call_that_is_cancelled_while_its_step_is_kept_is_charged_once_and_steps_at_most_once(
     *, is_written: bool
 ) -> None:
-    class Slow(AwayStore):
+    class Slow(UnavailableStore):
         async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
             if ending is None:
                 return await super().settle(record)

@@ -16,7 +16,7 @@ from gateway.stores.memory import MemoryStore
 from tests.support.timing import eventually
 
 
-class AwayStore(MemoryStore):
+class UnavailableStore(MemoryStore):
     """A store that can be away."""
 
     away = False
@@ -38,7 +38,7 @@ class AwayStore(MemoryStore):
             raise StoreUnavailable("away")
 
 
-class AwayAfterOne(AwayStore):
+class AwayAfterOne(UnavailableStore):
     """A store that takes one write and is away at the next."""
 
     async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
@@ -97,7 +97,7 @@ async def test_only_the_newest_are_kept() -> None:
 
 
 async def test_many_reports_are_one_write() -> None:
-    store = AwayStore()
+    store = UnavailableStore()
     learner = Learner(store, write_after_s=0.01)
     for number in range(100):
         learner.report(f"k{number}", off(1))
@@ -107,7 +107,7 @@ async def test_many_reports_are_one_write() -> None:
 
 
 async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() -> None:
-    store = AwayStore()
+    store = UnavailableStore()
     store.away = True
     learner = Learner(store, write_after_s=0.01)
     assert (await learner.taught("k")).offsets == ()
@@ -181,7 +181,7 @@ async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
 
 
 async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minute() -> None:
-    store, clock = AwayStore(), [1e9]
+    store, clock = UnavailableStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     assert await second.limit("p", "m") is None
     first.report_limit("p", "m", LengthLimit(2_000))
@@ -199,7 +199,7 @@ async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minu
 
 
 async def test_what_a_store_could_not_say_is_asked_again_when_it_is_back() -> None:
-    store, clock = AwayStore(), [1e9]
+    store, clock = UnavailableStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     first.report("k", off(3))
     await settled(first)
@@ -212,7 +212,7 @@ async def test_what_a_store_could_not_say_is_asked_again_when_it_is_back() -> No
 
 async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
     clock = [1e9]
-    store = AwayStore()
+    store = UnavailableStore()
     store.away = True
     learner = Learner(store, now=lambda: clock[0])
     learner.report_limit("p", "m", LengthLimit(2_000))

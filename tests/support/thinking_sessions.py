@@ -21,7 +21,7 @@ from typing import Any
 from gateway.mock import CLAUDE_RULES, MockProvider, ToolCall, Turn
 from gateway.mock.app import create_app
 from gateway.server import serving
-from tests.support.asgi import alive
+from tests.support.asgi import with_lifespan
 from tests.support.claude_checker import ClaudeChecker
 from tests.support.claude_grammar import BETA
 from tests.support.gateways import GatewayThread
@@ -420,7 +420,9 @@ def _turn(plan: Plan, *, may_be_silent: bool) -> Turn:
 def stage(folder: Path) -> Iterator[Stage]:
     """Start the recorder; stop it and all gateways at the end."""
     recorder = Recorder()
-    options = serving.make_config(alive(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1)
+    options = serving.make_config(
+        with_lifespan(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1
+    )
     with serving.ServerThread(options) as server:
         made = Stage(folder, recorder, server.url)
         yield made

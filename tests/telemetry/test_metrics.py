@@ -23,7 +23,7 @@ from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 CONTEXT = ContextRecord(
     tokens=90, original_tokens=150, source="learned", budget=1_000, conversation_tokens=60, tool_tokens=30, key="k",
@@ -389,4 +389,4 @@ def test_a_call_is_counted_in_few_steps() -> None:
     metrics = Metrics()
     metrics.record(CALL, None)
     # Some microseconds: no text is put together for a call like one before.
-    assert calls_made(lambda: metrics.record(CALL, None)) < 60
+    assert count_calls(lambda: metrics.record(CALL, None)) < 60
