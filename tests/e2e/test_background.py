@@ -423,7 +423,7 @@ def test_a_stream_of_a_killed_worker_is_charged_by_usage_fetched_before_its_leas
         lines = again.web.get("/metrics").body.decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
 
-    until(lambda: reported_tokens() == mock.billed().total_tokens, what="observers are head_bytes")
+    until(lambda: reported_tokens() == mock.billed().total_tokens, what="observers are notified")
     assert fetch(again.web, answer_id).totals[2] == mock.billed().total_tokens
     assert reported_tokens() == mock.billed().total_tokens
 

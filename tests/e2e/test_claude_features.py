@@ -185,7 +185,7 @@ def test_thinking_in_kept_turns_is_sent_if_the_conversation_was_untrimmed(
 
 
 def test_a_summary_request_has_results_in_the_mode_that_the_kept_turns_saw(
-    The response mode changes between the last call and the request for a summary.
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The response mode changes between the last call and the request for a summary."""
     gateway = gateway_server(mock_server.url)
@@ -215,7 +215,7 @@ def test_a_conversation_that_continues_while_it_is_summarized_keeps_its_thinking
 
 
 def test_a_client_may_omit_the_messages_that_an_unsigned_compaction_replaces(
-    The turns after the compaction were trimmed before it, so their thinking is bound to what was left.
+    gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The turns after the compaction were trimmed before it, so their thinking is bound to what was left."""
     gateway = gateway_server(mock_server.url)
