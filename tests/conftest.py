@@ -235,7 +235,7 @@ def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrip
             "upstream": {"base_url": upstream.url, **impatient},
             "hasty": {"base_url": upstream.url, **impatient, "timeout_s": {"first_byte": 0.6}},
             "halting": {"base_url": upstream.url, **impatient, "timeout_s": {"between_bytes": 0.6}},
-            "nobody": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
+            "closed": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
         }
         gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, {"providers": providers})
         yield Scripted(gateway, upstream)

@@ -24,8 +24,8 @@ OF_A_CALL = (CallRecord, Incoming, CallState, ClientResponse)
 
 
 @contextmanager
-Yield a counter of the call objects that only the garbage collector found, by type. It is filled when the block ends.
-    """What of calls only the garbage collector found, by type; there once it is left."""
+def garbage() -> Iterator[Counter[str]]:
+    """Yield a counter, by type, of the call objects that only the garbage collector found; filled at the end."""
     found = Counter[str]()
     gc.collect()
     gc.disable()
