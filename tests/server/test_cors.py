@@ -92,7 +92,7 @@ def test_a_preflight_of_a_method_that_there_is_not_is_refused_as_any_other(
     [
         ("mock-small", "", 200),
         ("mock-small", "status=429", 429),
-        ("closed/x", "", 502),
+        ("nobody/x", "", 502),
         ("", "", 400),
     ],
 )
