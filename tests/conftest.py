@@ -1,4 +1,4 @@
-"""Fixtures of the tests that talk to a running gateway: the built-in provider behind it, and gateways of all kinds."""
+"""Fixtures for tests that send requests to a running gateway: the built-in provider and several kinds of gateways."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for path in [*long, *mixed] if path is not None for item in files[path]]
 
 
-# How long an example takes is no property of what is tested.
+# A slow example says nothing about the tested code, so examples have no deadline.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would ignore it, too.
+# A shell that runs the tests in the background makes them, and the processes they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Have garbage looked for only among what tests make: all tests together are 700,000 objects that stay."""
+    """Freeze all objects of the collected tests: garbage collection then skips 700,000 objects that stay."""
     gc.collect()
     gc.freeze()
 
@@ -68,8 +68,8 @@ StartUpstream = Callable[[Script], ByteServer]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def all_stopped() -> Iterator[None]:
-    """No server of a test is still there at the end."""
+def wait_for_stopped_servers() -> Iterator[None]:
+    """Wait until all servers of the tests have stopped."""
     yield
     stopping.wait()
 
@@ -82,7 +82,7 @@ def mock_server() -> Iterator[MockServer]:
 
 @pytest.fixture
 def mock(mock_server: MockServer) -> Iterator[MockProvider]:
-    """The built-in provider, its records and ledger empty. It behaves for this test alone as it is told."""
+    """Return the built-in provider with empty records and ledger; `behaviour` is reset after the test."""
     mock_server.provider.reset()
     yield mock_server.provider
     mock_server.provider.behaviour = Behaviour()
@@ -90,7 +90,7 @@ def mock(mock_server: MockServer) -> Iterator[MockProvider]:
 
 @pytest.fixture
 def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """All that is logged, also where a gateway or a command has set the log up for itself."""
+    """Capture everything that is logged, even if a gateway or command has configured the log itself."""
     log = logging.getLogger("gateway")
     was, log.propagate = log.propagate, True
     caplog.set_level(logging.DEBUG, logger="gateway")
@@ -108,30 +108,32 @@ def shared_gateway(mock_server: MockServer, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def gateway(shared_gateway: GatewayThread, mock: MockProvider) -> GatewayThread:
-    """A gateway with default settings in front of the built-in provider; tests share it, so they name sessions.
+    """Return a shared gateway with default settings in front of the built-in provider.
 
-    The model "priced" costs 1 and 10 USD per million tokens, all others have no price.
+    Tests share it, so each names its own session. The model "priced" costs 1 USD per million input tokens and 10 USD
+    per
+    million output tokens. No other model has a price.
     """
     return shared_gateway
 
 
 @pytest.fixture
 def web(gateway: GatewayThread) -> Web:
-    """A plain client of the shared gateway."""
+    """Return a plain HTTP client of the shared gateway."""
     return gateway.web
 
 
 @pytest.fixture
 def session() -> str:
-    """A session id nobody used before."""
+    """Return an unused session id."""
     return f"session-{next(_numbers)}"
 
 
 @pytest.fixture
 def gateway_server(tmp_path: Path) -> Iterator[StartGateway]:
-    """`gateway_server(upstream_url, **flags)`: a gateway of its own; flags are dotted key paths of the configuration.
+    """Return `start(upstream_url, **flags)`, which starts a gateway; flags are dotted key paths of the configuration.
 
-    Called again with `folder=` of an earlier one, it continues on that one's database.
+    With `folder=` of an earlier gateway, the new one continues with its database.
     """
     running: list[GatewayThread] = []
 
@@ -143,13 +145,13 @@ def gateway_server(tmp_path: Path) -> Iterator[StartGateway]:
         return running[-1]
 
     yield start
-    for gateway in reversed(running):  # each had the log from the one before it
+    for gateway in reversed(running):  # each saved the log handlers of the one before it
         gateway.stop_soon()
 
 
 @pytest.fixture
 def gateway_process(tmp_path: Path) -> Iterator[StartProcess]:
-    """As `gateway_server`, in a process of its own."""
+    """Return a function like `gateway_server` that starts the gateway in its own process."""
     running: list[GatewayProcess] = []
 
     def start(upstream: str, *, folder: Path | None = None, **flags: object) -> GatewayProcess:
@@ -166,7 +168,7 @@ def gateway_process(tmp_path: Path) -> Iterator[StartProcess]:
 
 @pytest.fixture
 def byte_server() -> Iterator[StartUpstream]:
-    """`byte_server(script)`: an upstream that does what the script does to the socket."""
+    """Return `start(script)`, which starts an upstream whose script controls the socket."""
     running: list[ByteServer] = []
 
     def start(script: Script) -> ByteServer:
@@ -182,7 +184,7 @@ def byte_server() -> Iterator[StartUpstream]:
 class Scripted:
     """A gateway in front of an upstream whose script each test writes.
 
-    It bears 0.6 s of its silence, for "hasty/m" before the answer, for "halting/m" between its pieces.
+    The gateway times out after 0.6 s of silence: before the response for "hasty/m", between chunks for "halting/m".
     """
 
     gateway: GatewayThread
@@ -193,14 +195,14 @@ class Scripted:
         return self.gateway.web
 
     def play(self, script: Script) -> Web:
-        """Answer every call from now on with `script`."""
+        """Respond to every call from now on with `script`."""
         self.upstream.script = script
         return self.gateway.web
 
 
 @functools.cache
-def _kept_closed() -> socket.socket:
-    """Bound, so that no other process is given its port, and never listening."""
+def _bound_socket() -> socket.socket:
+    """Return a bound socket that never listens; no other process can get its port."""
     kept = socket.socket()
     kept.bind(("127.0.0.1", 0))
     atexit.register(kept.close)
@@ -208,14 +210,14 @@ def _kept_closed() -> socket.socket:
 
 
 def closed_port() -> int:
-    """A port on which nobody listens, and nobody will."""
-    port: int = _kept_closed().getsockname()[1]
+    """Return a port on which no process listens."""
+    port: int = _bound_socket().getsockname()[1]
     return port
 
 
 @contextmanager
 def full_backlog() -> Iterator[str]:
-    """The address of a server that accepts no connection, and whose queue of those that wait is full."""
+    """Yield the address of a server that accepts no connection and whose queue of waiting connections is full."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(8):
@@ -233,7 +235,7 @@ def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrip
             "upstream": {"base_url": upstream.url, **impatient},
             "hasty": {"base_url": upstream.url, **impatient, "timeout_s": {"first_byte": 0.6}},
             "halting": {"base_url": upstream.url, **impatient, "timeout_s": {"between_bytes": 0.6}},
-            "nobody": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
+            "closed": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
         }
         gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, {"providers": providers})
         yield Scripted(gateway, upstream)
@@ -242,7 +244,7 @@ def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrip
 
 @pytest.fixture
 def scripted(scripted_gateway: Scripted) -> Scripted:
-    """The shared gateway in front of a scripted upstream; name sessions."""
+    """Return the shared gateway in front of a scripted upstream; tests name their own sessions."""
     scripted_gateway.upstream.requests.clear()
     scripted_gateway.upstream.script = lambda connection: connection.whole(completion())
     return scripted_gateway
@@ -250,6 +252,6 @@ def scripted(scripted_gateway: Scripted) -> Scripted:
 
 @pytest.fixture
 def client(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
-    """The official SDK, pointed at the shared gateway."""
+    """Yield the official SDK, connected to the shared gateway."""
     with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The floors: who may import whom, and where each third-party package lives. Read with `ast`, nothing is imported."""
+"""Check imports between packages and of third-party packages. Modules are parsed with `ast`, not imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gateway"
 
-#: package -> the packages that it may import besides itself
+#: package -> the other packages that it may import
 ALLOWED = {
     "core": set(),
     "dialects": {"core"},
@@ -40,12 +40,12 @@ ALLOWED = {
     },
     "mock": set(),
     "bench": {"core", "stores", "mock"},
-    # what an agent copies beside itself
+    # a module that agents copy into their own code
     "client": set(),
 }
-#: these know every class
+#: these may import every package
 ROOTS = {"cli", "__main__"}
-#: third-party package -> where it may be imported, as the beginning of a module's name
+#: third-party package -> prefixes of the modules that may import it
 HOMES = {
     "aiohappyeyeballs": ("gateway.upstream.origin",),
     "pydantic": ("gateway.config",),
@@ -73,23 +73,23 @@ HOMES = {
     "httpx": ("gateway.upstream.litellm",),
     "msgspec": tuple(f"gateway.{part}" for part in {*ALLOWED, *ROOTS} - {"core"}),
 }
-#: pure code takes time, chance and the outside world as arguments
+#: pure code gets the time, randomness and the outside world as arguments
 IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
-#: module -> the test that covers it, where no file mirrors it; and why
+#: module without a test file of the same name -> the test that covers it, with the reason
 TESTED_ELSEWHERE = {
     "core.views": "core/views/test_view.py",  # the table of formats
-    "core.views.read_messages": "core/views/test_messages.py",  # one element of what is tested there
+    "core.views.read_messages": "core/views/test_messages.py",  # covered by the tests of whole messages
     "core.views.read_items": "core/views/test_responses.py",
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
     "core.fitting.trim": "core/fitting/test_trim_decisions.py",  # what it leaves shows from turn to turn
     "core.fitting.policy": "core/fitting/test_trim_decisions.py",
-    "core.ports": "stores/test_contract.py",  # Protocols; the contract is their test
-    "core.stored": "stores/test_contract.py",  # plain values that stores give back
+    "core.ports": "stores/test_contract.py",  # Protocols; the contract test checks their implementations
+    "core.stored": "stores/test_contract.py",  # plain values that stores return
     "core.http.request": "upstream/test_http.py",  # plain values that are sent
     "stores.memory.accounts": "stores/test_ledger_contract.py",
     "stores.memory.lists": "stores/test_lists.py",
-    "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
-    # What these parts of one store are worth shows in what it keeps, on a real server.
+    "stores.sums": "stores/test_contract.py",  # totals of stores that do their own sums
+    # These parts of one store are tested through what the store keeps, on a real server.
     "stores.redis.values": "stores/test_ledger_contract.py",
     "stores.redis.per_server": "stores/test_ledger_machine.py",
     "stores.redis.per_slot": "stores/test_ledger_contract.py",
@@ -104,17 +104,17 @@ TESTED_ELSEWHERE = {
     "stores.redis.servers": "stores/test_redis.py",
     "stores.redis.settings": "stores/test_redis.py",
     "stores.redis.clock_jumps": "stores/test_redis_cluster.py",
-    "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
-    "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
+    "stores.cursor": "stores/test_contract.py",  # cursors are tested through the pages of lists
+    "dialects.openai_errors": "dialects/test_errors.py",  # compares the two error formats
     "dialects.anthropic_errors": "dialects/test_errors.py",
     "dialects.choices": "dialects/test_openai_chat.py",  # and test_completions.py, whose formats share it
-    "dialects.response_state": "dialects/test_openai_responses.py",  # what each format's reader fills
+    "dialects.response_state": "dialects/test_openai_responses.py",  # filled by the reader of each format
     "dialects.responses_output": "dialects/test_openai_responses.py",
-    "dialects.tool_restriction": "dialects/test_tools.py",  # what is offered is narrowed, and read again
-    "dialects.fields": "dialects/test_base.py",  # one set of bodies is read, identified and weighed
+    "dialects.tool_restriction": "dialects/test_tools.py",  # the offered tools are restricted, and read again
+    "dialects.fields": "dialects/test_base.py",  # one set of bodies is read, identified and counted
     "dialects.opening": "dialects/test_base.py",
     "dialects.texts": "dialects/test_base.py",
-    "upstream.litellm.library": "upstream/test_litellm.py",  # one adapter, from outside
+    "upstream.litellm.library": "upstream/test_litellm.py",  # one adapter, tested from outside
     "upstream.litellm.faults": "upstream/test_litellm.py",
     "upstream.litellm.observed": "upstream/test_litellm.py",
     "upstream.litellm.translations": "e2e/test_translation.py",
@@ -122,43 +122,44 @@ TESTED_ELSEWHERE = {
     "upstream.litellm.blocks": "e2e/test_translation.py",
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints
     "__main__": "cli",  # one line: python -m gateway
-    # These show what they are worth only on a real port, with a real client and a real provider's faults.
+    # These modules need a real port, a real client and a provider with real faults.
     "pipeline.exchange": "e2e/test_accounting.py",
     "app.worker": "e2e/test_shutdown.py",
     "app.reloadable": "e2e/test_reload.py",
-    "app.assembly": "pipeline/test_exchange.py",  # its fakes are assembled by it
-    "config.policies": "e2e/test_budget_settings.py",  # each key does what it says; those of context: e2e/test_context.py
-    "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
-    "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
+    "app.assembly": "pipeline/test_exchange.py",  # it assembles the fakes of these tests
+    "config.policies": "e2e/test_budget_settings.py",  # each key has its effect; keys of context: e2e/test_context.py
+    "stores.states": "stores/test_contract.py",  # what a store returns for a valid and for an invalid state
+    "stores.clock": "stores/test_ledger_contract.py",  # the time of a store without an injected clock
     "stores.sqlite.latest": "stores/test_latest.py",
-    "telemetry.metrics.families": "telemetry/test_metrics.py",  # each is shown as it is named
+    "telemetry.metrics.families": "telemetry/test_metrics.py",  # each family is shown by its name
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "context.inspector": "server/test_context.py",
-    "server.endpoints": "e2e/test_leaving.py",  # what it does for a call shows on its connection
-    "server.socket_calls": "server/test_sockets.py",  # what a call is worth shows on its connection
+    "server.endpoints": "e2e/test_leaving.py",  # its effect on a call shows on the connection of the call
+    "server.socket_calls": "server/test_sockets.py",  # its effect on a call shows on the connection of the call
     "server.openapi.shapes": "server/test_openapi.py",  # one document
     "server.openapi.paths": "server/test_openapi.py",
-    # What these parts of a call are worth shows in a call.
+    # These parts of a call are tested through whole calls.
     "call.types": "pipeline/test_exchange.py",
     "call.state": "pipeline/test_exchange.py",
     "budget.accounts": "pipeline/test_exchange.py",
     "context.request": "e2e/test_context.py",
     "call.bound_thinking": "e2e/test_thinking.py",
-    "context.repair": "e2e/test_context.py",  # refused for its length; for its thinking: e2e/test_thinking.py
-    "dialects.thinking_fields": "e2e/test_thinking.py",  # what is sent, and who is left alone
+    "context.repair": "e2e/test_context.py",  # for length; for thinking: e2e/test_thinking.py
+    "dialects.thinking_fields": "e2e/test_thinking.py",  # what is sent, and which requests are unchanged
     "context.thinking_origins": "e2e/test_thinking_origins.py",
     "pipeline.compaction": "e2e/test_compaction.py",
     "background.index": "e2e/test_background.py",
     "background.settlement": "e2e/test_background.py",
     "dialects.stored_response": "e2e/test_background.py",
 }
-#: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
+#: tested as a whole from outside: the built-in provider over HTTP, the commands by their output, the configuration by
+#: its text
 TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "config"}
 
 
 def imports(source: str) -> Iterator[str]:
-    """Every module a source imports, wherever in it the import stands."""
+    """Yield every module that a source imports, at any place in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -175,12 +176,12 @@ def is_below(module: str, homes: tuple[str, ...]) -> bool:
 
 
 def second(name: str) -> str:
-    """`core` of `gateway.core.http.sse`."""
+    """Return `core` for `gateway.core.http.sse`."""
     return name.partition(".")[2].partition(".")[0]
 
 
 def breach(module: str, imported: str) -> str | None:
-    """What is wrong with `module` importing `imported`, or None."""
+    """Return what is wrong with `module` importing `imported`, or None."""
     part, target = second(module), imported.partition(".")[0]
     if target == "gateway":
         other = second(imported)
@@ -206,11 +207,11 @@ def breaches_in(module: str, source: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
-def test_a_module_imports_only_from_below_and_packages_only_at_home(module: str, path: Path) -> None:
+def test_a_module_imports_only_allowed_packages(module: str, path: Path) -> None:
     assert breaches_in(module, path.read_text("utf-8")) == []
 
 
-def test_every_permission_is_used() -> None:
+def test_every_allowed_import_is_used() -> None:
     imported = {module: set(imports(path.read_text("utf-8"))) for module, path in modules()}
     parts = {(second(module), second(name)) for module, names in imported.items() for name in names}
     unused = {(part, other) for part, others in ALLOWED.items() for other in others} - parts
@@ -223,12 +224,12 @@ def test_every_permission_is_used() -> None:
         assert not empty or package == "msgspec", (package, empty)
 
 
-def test_every_part_of_the_package_has_its_floor() -> None:
+def test_every_package_has_a_row_in_the_import_table() -> None:
     parts = {module.split(".")[1] for module, _ in modules() if "." in module}
     assert parts <= {*ALLOWED, *ROOTS}
 
 
-def test_the_floors_have_no_cycle() -> None:
+def test_the_import_table_has_no_cycle() -> None:
     order = list(TopologicalSorter(ALLOWED).static_order())
     assert order.index("core") < order.index("call") < order.index("pipeline") < order.index("server")
 
@@ -282,17 +283,17 @@ def test_a_breach_is_seen(module: str, source: str) -> None:
         ("gateway.cli.serve", "import typer\nfrom gateway import __version__"),
     ],
 )
-def test_what_is_allowed_is_no_breach(module: str, source: str) -> None:
+def test_allowed_imports_are_accepted(module: str, source: str) -> None:
     assert breaches_in(module, source) == []
 
 
-#: In a regular expression without its escapes and character classes: possessive repetition (`*+`, `++`, `?+`, `{2}+`),
-#: or an atomic group.
+#: Match possessive repetition (`*+`, `++`, `?+`, `{2}+`) or an atomic group in a regular expression. Escapes and
+#: character classes are matched first, without the group.
 NOT_BEFORE_3_11_5 = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|((?:[*+?]|\{\d*,?\d*\})\+|\(\?>)", re.DOTALL)
 
 
 def broken_patterns_in(source: str) -> list[str]:
-    """The string constants of a module that imports `re` that hold what some versions of Python match incorrectly."""
+    """Return the strings of a module with `re` that have patterns which some Python versions match incorrectly."""
     if "re" not in set(imports(source)):
         return []
     constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
@@ -303,7 +304,7 @@ def broken_patterns_in(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["gateway", "bench", ".ci"])
-def test_no_pattern_needs_a_python_newer_than_debians(folder: str) -> None:
+def test_no_pattern_needs_a_newer_python_than_debian_has(folder: str) -> None:
     # Possessive repetition and atomic groups match incorrectly in Python 3.11.0 to 3.11.4, and Debian 12 has 3.11.2
     # (https://github.com/python/cpython/issues/106052, https://github.com/python/cpython/issues/100061). Write
     # alternatives that exclude each other, or see `gateway/core/conversation/json_text.py`.
@@ -313,13 +314,13 @@ def test_no_pattern_needs_a_python_newer_than_debians(folder: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"\w++", r"(?:a|b)*+c", r"x?+", r"[a-z]{2,3}+", r"(?>a|ab)c", r"[^]]*+", r"\*++"])
-def test_a_possessive_repetition_or_an_atomic_group_is_seen(pattern: str) -> None:
+def test_possessive_repetitions_and_atomic_groups_are_found(pattern: str) -> None:
     assert broken_patterns_in(f"import re\nre.compile({pattern!r})") == [pattern]
     assert broken_patterns_in(f"import re\nre.compile({pattern.encode()!r})") == [pattern]
 
 
 @pytest.mark.parametrize("pattern", [r"\*+", r"[*+]+", r"[]*+]", r"a\++", r"(?:a)+", r"\(?>", r"a{2}b+"])
-def test_a_pattern_that_only_looks_like_one_is_allowed(pattern: str) -> None:
+def test_similar_patterns_are_allowed(pattern: str) -> None:
     assert broken_patterns_in(f"import re\nre.compile({pattern!r})") == []
 
 
@@ -328,7 +329,7 @@ def holds_tests(place: str) -> bool:
     return path.is_file() or any(path.glob("test_*.py"))
 
 
-def test_every_module_has_a_test_that_mirrors_it_or_a_reason_why_not() -> None:
+def test_every_module_has_a_test_of_its_name_or_a_reason() -> None:
     missing = []
     for module, path in modules():
         name = module.removeprefix("gateway").removeprefix(".")
@@ -341,8 +342,8 @@ def test_every_module_has_a_test_that_mirrors_it_or_a_reason_why_not() -> None:
     assert missing == []
 
 
-def test_every_module_says_what_it_does() -> None:
-    """`.ci/reference.py` makes the list of modules of these sentences."""
+def test_every_module_has_a_docstring() -> None:
+    """`.ci/reference.py` makes the list of modules from these sentences."""
     sources = {module: ast.parse(path.read_text("utf-8")) for module, path in modules()}
     assert [module for module, tree in sources.items() if not ast.get_docstring(tree)] == []
 
@@ -356,19 +357,19 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_every_package_has_its_row_in_the_document() -> None:
+def test_every_package_is_listed_in_the_architecture_page() -> None:
     document = (ROOT / "docs/architecture.md").read_text("utf-8")
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert [name for name in sorted(packages) if f"`{name}/`" not in document] == []
 
 
-def test_every_file_that_the_document_names_exists() -> None:
+def test_every_file_named_in_the_architecture_page_exists() -> None:
     document = (ROOT / "docs/architecture.md").read_text("utf-8")
     named = re.findall(r"`([a-z0-9_/]+\.py)`", document)
     assert [name for name in named if not ((PACKAGE / name).is_file() or (ROOT / name).is_file())] == []
 
 
-def test_no_reason_outlives_its_module_or_its_test() -> None:
+def test_every_exception_names_an_existing_module_and_test() -> None:
     known = {module.removeprefix("gateway").removeprefix(".") for module, _ in modules()}
     assert set(TESTED_ELSEWHERE) <= known
     places = [*TESTED_ELSEWHERE.values(), *TESTED_AS_A_WHOLE.values()]

@@ -57,13 +57,13 @@ def test_counts_are_read_from_the_headers_of_any_client(kind: Callable[[dict[str
     assert found == Counts(300, 800, budget=4000, remaining=2700, room=1987, session_tokens=9000)
 
 
-def test_without_a_budget_nothing_limits_tools() -> None:
+def test_without_a_budget_tools_are_unlimited() -> None:
     found = Counts.of({name: value for name, value in HEADERS.items() if "budget" not in name and "remain" not in name})
     assert (found.budget, found.remaining, found.room, found.share(3)) == (None, None, None, None)
     assert Counts.of({}) == Counts(0, 0, None, None, None)
 
 
-def test_after_a_stream_the_answers_tokens_are_said_by_its_usage() -> None:
+def test_after_a_stream_the_output_tokens_are_an_argument() -> None:
     streamed = {name: value for name, value in HEADERS.items() if name != "x-token-usage"}
     assert Counts.of(streamed).room == 2025
     assert Counts.of(streamed, 200).room == 1875
@@ -76,7 +76,7 @@ def test_a_session_budget_that_is_nearly_spent_leaves_less_room() -> None:
     assert Counts.of({**HEADERS, "x-session-budget-remaining-tokens": "90000"}).room == 1987
 
 
-def test_tools_that_one_answer_calls_share_the_room() -> None:
+def test_tools_called_by_one_response_share_the_room() -> None:
     counts = Counts.of(HEADERS)
     shares = [counts.share(calls) for calls in (1, 2, 1000)]
     assert shares == [1987 - 16, 993 - 16, 0]
@@ -89,7 +89,7 @@ def test_counts_include_trim_rules_and_mode() -> None:
         assert Counts.of({**HEADERS, "x-context-trimmed": uncut}).cut == ""
 
 
-def test_documents_are_given_in_order_as_far_as_they_fit() -> None:
+def test_documents_are_returned_in_order_until_the_tokens_are_used() -> None:
     found = documents("a", "b", "c")
     size = len(json.dumps(found[0])) + 1
     given = Handed().take(found, 2 * size + len('{"given_before": [], "left_out": 0}') + 1, count_tokens)
@@ -104,27 +104,27 @@ def test_too_long_document_does_not_block_later_ones() -> None:
 
 
 @pytest.mark.parametrize("tokens", [20, 150, 1000])
-def test_what_is_given_is_never_more_than_the_tokens(tokens: int) -> None:
+def test_returned_documents_never_exceed_the_tokens(tokens: int) -> None:
     handed = Handed()
     for _ in range(3):
         given = handed.take(documents(*"abcdefghij", words=15), tokens, count_tokens)
         assert count_tokens(json.dumps(given)) <= tokens + len("[]")
 
 
-def test_a_document_is_handed_once_and_then_only_named() -> None:
+def test_a_document_is_returned_once_and_later_only_named() -> None:
     handed = Handed()
     assert ids(handed.take(documents("a", "b"), 1000)) == ["a", "b"]
     again = handed.take(documents("b", "c"), 1000)
     assert again == [*documents("c"), {"given_before": ["b"]}]
 
 
-def test_one_that_did_not_fit_is_handed_later() -> None:
+def test_a_document_that_did_not_fit_is_returned_later() -> None:
     handed = Handed()
     assert ids(handed.take(documents("a"), 10)) == []
     assert ids(handed.take(documents("a"), 1000)) == ["a"]
 
 
-def test_tools_that_run_side_by_side_hand_a_document_once() -> None:
+def test_concurrent_tools_return_a_document_once() -> None:
     handed = Handed()
     found = documents(*(str(number) for number in range(200)))
     with ThreadPoolExecutor(8) as threads:
@@ -132,7 +132,7 @@ def test_tools_that_run_side_by_side_hand_a_document_once() -> None:
     assert sorted(name for names in given for name in names) == sorted(document["id"] for document in found)
 
 
-def test_what_is_known_comes_back_from_its_state() -> None:
+def test_handed_is_restored_from_its_state() -> None:
     handed = Handed().turn(Counts.of({**HEADERS, "x-context-trimmed": "drop=2"}))
     handed.take(documents("a", "b"), None)
     state = json.loads(json.dumps(handed.state()))
@@ -150,14 +150,16 @@ def test_what_is_known_comes_back_from_its_state() -> None:
         ({"x-response-mode": "summary"}, {"x-response-mode": "summary"}, False),
     ],
 )
-def test_after_a_cut_documents_may_be_handed_again(first: dict[str, str], then: dict[str, str], is_known: bool) -> None:
+def test_after_a_trim_documents_can_be_returned_again(
+    first: dict[str, str], then: dict[str, str], is_known: bool
+) -> None:
     handed = Handed().turn(Counts.of({**HEADERS, **first}))
     handed.take(documents("a"), None)
     handed.turn(Counts.of({**HEADERS, **then}))
     assert (ids(handed.take(documents("a"), None)) == []) is is_known
 
 
-def test_the_numbers_for_a_langgraph_tool() -> None:
+def test_configurable_has_the_counts_for_a_langgraph_tool() -> None:
     handed = Handed()
     assert configurable(Counts.of(HEADERS), handed, 2) == {
         "conversation_tokens": 300,
@@ -179,12 +181,12 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_estimate_is_no_less_than_a_tokenizers_count_and_not_far_above(name: str) -> None:
+def test_the_estimate_is_one_to_three_times_the_count_of_a_tokenizer(name: str) -> None:
     tokens = Counters().counter("o200k_base").count(TEXTS[name])
     assert tokens <= estimate(TEXTS[name]) <= 3 * tokens
 
 
-def test_the_estimate_bears_any_text() -> None:
+def test_the_estimate_accepts_any_text() -> None:
     assert estimate("") == 0
     assert estimate("\ud800 \x00\U0010ffff") > 0
 
@@ -192,7 +194,7 @@ def test_the_estimate_bears_any_text() -> None:
 @pytest.mark.parametrize(
     "address", ["{}", "{}/", "{}/v1", "{}/v1/", "{}/s/one/v1", "{}/s/one"]
 )  # fmt: skip
-def test_counts_are_fetched_for_a_request_that_is_not_sent(gateway: GatewayThread, web: Web, address: str) -> None:
+def test_counts_are_fetched_for_an_unsent_request(gateway: GatewayThread, web: Web, address: str) -> None:
     found = fetch_counts(address.format(gateway.url), BODY)
     shown = web.post("/api/context", BODY).json
     room = shown["remaining"] * 3 // 4
@@ -210,7 +212,7 @@ async def test_counts_are_fetched_in_a_thread(gateway: GatewayThread) -> None:
     ("address", "session", "query"),
     [("/v1", None, ""), ("/s/a/v1", None, "?session=a"), ("/s/a%3A1/v1", None, "?session=a%3A1"), ("/s/a/v1", "b:1", "?session=b%3A1"), ("/x/v1", "b", "?session=b")],
 )  # fmt: skip
-def test_session_and_key_go_along(byte_server: StartUpstream, address: str, session: str | None, query: str) -> None:
+def test_session_and_key_are_sent(byte_server: StartUpstream, address: str, session: str | None, query: str) -> None:
     answer = {"conversation_tokens": 1, "accumulated_tool_tokens": 2, "budget": None, "remaining": None}
 
     def script(connection: Connection) -> None:
@@ -225,7 +227,7 @@ def test_session_and_key_go_along(byte_server: StartUpstream, address: str, sess
     assert received.json == BODY
 
 
-def test_a_refusal_is_raised(gateway: GatewayThread) -> None:
+def test_a_refusal_raises_an_http_error(gateway: GatewayThread) -> None:
     with pytest.raises(HTTPError) as raised:
         fetch_counts(gateway.base_url, {"messages": []})
     with raised.value as refused:
@@ -235,7 +237,7 @@ def test_a_refusal_is_raised(gateway: GatewayThread) -> None:
         assert isinstance(refused.fp, io.BytesIO)
 
 
-def test_it_needs_nothing_but_python_and_can_be_copied(tmp_path: Path) -> None:
+def test_the_client_module_needs_only_the_standard_library(tmp_path: Path) -> None:
     copy = tmp_path / "counts_of_gateway.py"
     copy.write_bytes((ROOT / "gateway/client.py").read_bytes())
     code = "import sys; import counts_of_gateway as c; assert c.Counts.of({}); print(*{m.partition('.')[0] for m in sys.modules})"

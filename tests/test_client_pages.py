@@ -1,6 +1,6 @@
-"""docs/clients/: each page is led to and has the same outline, and what it shows does what it says.
+"""Check docs/clients/: each page is linked, has the common outline, and its examples print what it says.
 
-What needs a package that the tests do not have is only compiled; `bench/clients/pages.py` runs all of it.
+Code that needs a package without tests here is only compiled. `bench/clients/pages.py` runs all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.gateways import ROOT, STARTS_S
 PAGES = sorted((ROOT / "docs" / "clients").glob("*.md"))
 ENTRY = ROOT / "docs" / "clients.md"
 OUTLINE = ["Set up", "Session", "Totals", "Budget error", "Notes"]
-#: pages whose packages the tests have: how each is run
+#: pages whose packages are installed for tests: language and program
 RUN = {
     "anthropic-python": ("python", sys.executable),
     "curl": ("sh", "/bin/bash"),
@@ -38,19 +38,19 @@ def text_of(page: str) -> str:
 
 
 def shown(page: str, kind: str) -> tuple[str, str]:
-    """The code of a page in one language, and what the page says that it prints."""
+    """Return the code of a page in one language, and its expected output."""
     blocks = BLOCK.findall(text_of(page))
     following = [*blocks[1:], ("", "")]
     code = [text for found, text in blocks if found == kind]
     printed = [
         after for (found, _), (then, after) in zip(blocks, following, strict=True) if (found, then) == (kind, "text")
     ]
-    # An answer has no newline at its end.
+    # A response has no newline at its end.
     return {"sh": "echo\n"}.get(kind, "\n").join(code), "".join(printed)
 
 
 def is_shown(expected: str, printed: str) -> bool:
-    """Whether exactly this was printed, but for empty lines; `…` stands for anything."""
+    """Return True if exactly this was printed, except for empty lines; `…` matches anything."""
     pattern = ".*".join(re.escape(part) for part in without_empty_lines(expected).split("…"))
     return re.fullmatch(pattern, without_empty_lines(printed), re.DOTALL) is not None
 
@@ -65,14 +65,14 @@ def test_there_is_a_page_for_each_client() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_page_is_led_to(page: Path) -> None:
+def test_a_page_is_linked(page: Path) -> None:
     assert f": clients/{page.name}\n" in (ROOT / "mkdocs.yml").read_text("utf-8")
     table = ENTRY.read_text("utf-8").split("\n## ", 2)[1]
     assert f"](clients/{page.name}) |" in table
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_page_has_the_outline_that_all_have(page: Path) -> None:
+def test_a_page_has_the_common_outline(page: Path) -> None:
     assert re.findall(r"^## (.*)$", page.read_text("utf-8"), re.MULTILINE) == OUTLINE
 
 
@@ -93,12 +93,12 @@ def test_the_python_of_a_page_compiles(page: Path) -> None:
     ("expected", "printed", "same"),
     [("a …\nb", "a 1\nb\n", True), ("a …\nb", "a 1\nb\nc", False), ("a", "ab", False), ("…a", "1\n2\na", True)],
 )
-def test_what_is_compared_here(expected: str, printed: str, *, same: bool) -> None:
+def test_is_shown_compares_output(expected: str, printed: str, *, same: bool) -> None:
     assert is_shown(expected, printed) is same
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_what_a_page_shows_prints_what_it_says(
+def test_the_code_of_a_page_prints_the_output_on_the_page(
     page: str, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
 ) -> None:
     kind, program = RUN[page]

@@ -36,14 +36,14 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     made = Reader(tmp_path)
-    made.environment["PYTHONUNBUFFERED"] = "1"  # as on a terminal: what goes to stderr comes where it is written
+    made.environment["PYTHONUNBUFFERED"] = "1"  # as on a terminal: lines to stderr appear in order
     (tmp_path / "config").symlink_to(ROOT / "config")
     yield made
     made.leave()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_a_page_prints_what_the_page_says(page: Path, reader: Reader) -> None:
+def test_every_command_of_a_page_prints_the_output_on_the_page(page: Path, reader: Reader) -> None:
     shown = [*blocks(page), ("", "")]
     for (kind, text), (after, expected) in pairwise(shown):
         if kind == "yaml" and (named := re.match(r"# (\w+\.yaml)\n", text)):

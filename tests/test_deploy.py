@@ -1,4 +1,4 @@
-"""The files for Docker, compose, Kubernetes and systemd: what they tell the gateway is what it knows."""
+"""Check the files for Docker, compose, Kubernetes and systemd against the settings of the gateway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of_kind(kind: str) -> Any:
 
 
 def plain(variables: dict[str, str]) -> dict[str, str]:
-    """As compose fills them in: a default, or what somebody set."""
+    """Return the variables as compose fills them in: with a default or a value."""
     return {
         name: re.sub(r"\$\{\w+:([-?])[^}]*\}", lambda m: "" if m[1] == "-" else "x" * 16, value)
         for name, value in variables.items()
@@ -60,7 +60,7 @@ def test_the_compose_file_lets_running_streams_end_and_keeps_budgets() -> None:
     assert written["scrape_configs"][0]["static_configs"] == [{"targets": ["gateway:8484"]}]
 
 
-def test_every_config_and_volume_of_the_compose_file_is_there() -> None:
+def test_every_config_and_volume_of_the_compose_file_exists() -> None:
     for service in COMPOSE["services"].values():
         assert {one["source"] for one in service.get("configs", ())} <= set(COMPOSE["configs"])
         for mount in service.get("volumes", ()):
@@ -68,7 +68,7 @@ def test_every_config_and_volume_of_the_compose_file_is_there() -> None:
             assert source in COMPOSE["volumes"] or (ROOT / source).exists()
 
 
-def test_the_configuration_of_the_kubernetes_file_is_one(tmp_path: Path) -> None:
+def test_the_configuration_of_the_kubernetes_file_is_valid(tmp_path: Path) -> None:
     text = of_kind("ConfigMap")["data"]["gateway.yaml"]
     found = settings(tmp_path, text, {"GATEWAY_STORE_URL": "redis://redis:6379/0"})
     assert found.auth.required
@@ -77,7 +77,7 @@ def test_the_configuration_of_the_kubernetes_file_is_one(tmp_path: Path) -> None
     assert pod["terminationGracePeriodSeconds"] > found.server.shutdown_grace_s + pause
 
 
-def test_the_kubernetes_file_runs_as_the_user_of_the_image_and_asks_what_the_gateway_answers() -> None:
+def test_the_kubernetes_file_uses_the_user_of_the_image_and_existing_probe_paths() -> None:
     pod = of_kind("Deployment")["spec"]["template"]["spec"]
     assert f"USER {pod['securityContext']['runAsUser']}:" in DOCKERFILE
     container = pod["containers"][0]
@@ -88,18 +88,18 @@ def test_the_kubernetes_file_runs_as_the_user_of_the_image_and_asks_what_the_gat
     assert mounts == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_the_service_puts_no_variables_into_the_pods_that_look_like_configuration() -> None:
+def test_kubernetes_adds_no_service_variables_that_look_like_configuration() -> None:
     assert of_kind("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
 @pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget"])
-def test_what_belongs_to_the_pods_finds_them(kind: str) -> None:
+def test_selectors_match_the_labels_of_the_pods(kind: str) -> None:
     selector = of_kind(kind)["spec"]["selector"]
     labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert selector.get("matchLabels", selector).items() <= labels.items()
 
 
-def test_systemd_waits_longer_than_the_gateway_needs_and_starts_a_command_that_is_there() -> None:
+def test_systemd_waits_longer_than_the_shutdown_grace_and_starts_an_existing_command() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # names are letter for letter
     unit.read(SERVICE)
@@ -109,5 +109,5 @@ def test_systemd_waits_longer_than_the_gateway_needs_and_starts_a_command_that_i
     assert service["ExecReload"].endswith("-HUP $MAINPID")
 
 
-def test_the_dashboard_that_grafana_is_given_is_json() -> None:
+def test_the_grafana_dashboard_is_json() -> None:
     assert json.loads((ROOT / "config/grafana/gateway.json").read_text())["panels"]

@@ -1,4 +1,4 @@
-"""What strangers copy and read: examples, the commented configuration, the schema, and facts stated in documents."""
+"""Check files that users copy and read: examples, the commented configuration, the schema, and facts in documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench
 
 
 def environment_of(example: Path) -> dict[str, str]:
-    """Values for the variables that an example says it needs."""
+    """Return values for the variables that an example needs."""
     named = re.search(r"^# Needs: (.*)$", example.read_text("utf-8"), re.MULTILINE)
     names = named[1].split() if named else []
     return {name: f"https://{name}.example" if "ENDPOINT" in name else f"{name}-0123456789" for name in names}
@@ -56,7 +56,7 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
-def test_the_local_example_knows_no_other_provider() -> None:
+def test_the_local_example_has_no_other_provider() -> None:
     settings = config.load(ROOT / "config/examples/local.yaml", environment={}).settings
     assert list(settings.providers) == ["local"]
 
@@ -69,13 +69,13 @@ def test_gateway_yaml_shows_the_defaults(tmp_path: Path) -> None:
 
 
 def uncommented() -> str:
-    """gateway.yaml with its commented examples in force: the lines that are more than one space in, or list items."""
+    """Return gateway.yaml with its examples uncommented: lines with two or more spaces after `#`, or list items."""
     shown: list[str] = []
     in_example = False
     for line in (ROOT / "gateway.yaml").read_text("utf-8").splitlines():
         example = re.fullmatch(r"(\s*)#((?: |(?= - )) .*)", line)
         if example and shown and not in_example:
-            # The empty value in front of an example makes room for it.
+            # Remove the empty value before an example, which replaces it.
             shown[-1] = re.sub(r": (?:\[\]|\{\})(?=\s|$)", ":", shown[-1])
         in_example = example is not None
         shown.append(example[1] + example[2] if example else line)
@@ -91,7 +91,7 @@ def test_the_commented_examples_in_gateway_yaml_are_valid(tmp_path: Path) -> Non
 
 
 def keys_of_schema(node: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all keys; `*` stands for a name of the user's, nothing for a place in a list."""
+    """Yield the dotted paths of all keys; `*` represents a name of the user, and list positions are omitted."""
     for option in [node, *node.get("anyOf", [])]:
         reached = schema["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
         for name, inner in reached.get("properties", {}).items():
@@ -114,7 +114,7 @@ def keys_of_file(node: object, prefix: str = "") -> Iterator[str]:
             yield from keys_of_file(inner, prefix)
 
 
-def test_every_key_stands_in_gateway_yaml() -> None:
+def test_every_key_is_in_gateway_yaml() -> None:
     schema = config.json_schema()
     expected = set(keys_of_schema(schema, schema))
     assert {"server.port", "auth.keys.name", "providers.*.tls.ca_file", "models.price.input"} <= expected
@@ -122,7 +122,7 @@ def test_every_key_stands_in_gateway_yaml() -> None:
 
 
 def yaml_blocks() -> Iterator[tuple[str, str]]:
-    """What the documents show as configuration: where it stands, and its text."""
+    """Yield the configuration blocks of the documents: place and text."""
     for document in DOCUMENTS:
         text = document.read_text("utf-8")
         for block in re.finditer(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
@@ -135,7 +135,7 @@ SHOWN = [*yaml_blocks(), *((example.name, example.read_text("utf-8")) for exampl
 
 
 @pytest.mark.parametrize(("place", "text"), SHOWN, ids=[place for place, _ in SHOWN])
-def test_an_editor_that_knows_the_schema_finds_no_fault_with_what_is_shown(place: str, text: str) -> None:
+def test_shown_configuration_is_valid_by_the_schema(place: str, text: str) -> None:
     schema = json.loads((ROOT / "config" / "gateway.schema.json").read_text("utf-8"))
     faults = Draft202012Validator(schema).iter_errors(yaml.safe_load(text))
     assert [f"{fault.json_path}: {fault.message}" for fault in faults] == []
@@ -146,27 +146,27 @@ def test_an_editor_that_knows_the_schema_finds_no_fault_with_what_is_shown(place
     [{"sequence": [5]}, {"sequence": "a"}, {"conditions": [{"tool_used": {"window": 3}}]}, {"conditions": [{"x": 1}]}],
     ids=str,
 )
-def test_an_editor_that_knows_the_schema_finds_the_faults_of_a_step(step: Mapping[str, Any]) -> None:
+def test_the_schema_finds_errors_of_a_step(step: Mapping[str, Any]) -> None:
     schema = json.loads((ROOT / "config" / "gateway.schema.json").read_text("utf-8"))
     assert not Draft202012Validator(schema).is_valid({"steps": [{"name": "s", **step}]})
 
 
 def first_column(document: str, heading: str) -> list[str]:
-    """The first cells of the first table below a heading, without their backquotes."""
+    """Return the first cells of the first table below a heading, without their backquotes."""
     text = (ROOT / document).read_text("utf-8")
     section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [row.split("|")[1].strip().strip("`") for row in rows]
 
 
-def test_the_headers_that_readme_names_exist_and_all_are_one_link_away() -> None:
+def test_headers_in_readme_exist_and_readme_links_to_all() -> None:
     named = first_column("README.md", "Headers")
     assert len(named) > 5
     assert set(named) <= {*headers.EXPOSED, *(name.decode() for name in (*READ, *DIRECTIVES))}
     assert "](docs/reference/headers.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_every_header_that_is_written_is_listed() -> None:
+def test_every_written_header_is_listed() -> None:
     spelled = re.findall(r'(?<!== )b"(?:: )?(x-[a-z-]+)', Path(headers.__file__).read_text("utf-8"))
     read = {name.decode() for name in (*READ, *DIRECTIVES)}
     assert set(spelled) - read == set(headers.EXPOSED) - read
@@ -176,19 +176,19 @@ def reference(name: str) -> str:
     return (ROOT / "docs" / "reference" / f"{name}.md").read_text("utf-8")
 
 
-def test_the_reference_leaves_out_no_key() -> None:
+def test_the_reference_has_every_key() -> None:
     schema = config.json_schema()
     rows = re.findall(r"^\| `([^`]+)` \|", reference("configuration"), re.MULTILINE)
     shown = {re.sub(r"\[\]|\.NAME", "", key) for key in rows}
     keys = {key.replace(".*", "") for key in keys_of_schema(schema, schema)}
-    # Sections have headings; what was shown under one key is not shown again under another.
+    # Sections have headings. A block shown under one key is not shown again under another.
     missing = keys - shown - set(schema["properties"])
     assert {
         key for key in missing if not key.startswith(("steps.conditions.not_recently_used.", "agents.steps."))
     } == set()
 
 
-def test_the_reference_leaves_out_no_header_and_no_error() -> None:
+def test_the_reference_has_every_header_and_error() -> None:
     asked = {name.decode() for name in (*READ, *DIRECTIVES)}
     page = reference("headers")
     assert {name for name in {*headers.EXPOSED, *asked} if f"| `{name}` |" not in page} == set()
@@ -197,7 +197,7 @@ def test_the_reference_leaves_out_no_header_and_no_error() -> None:
     assert f"| `{NOT_TRANSLATABLE}` | 400 |" in page
 
 
-def test_the_reference_leaves_out_no_path_and_no_command() -> None:
+def test_the_reference_has_every_path_and_command() -> None:
     page = reference("api")
     assert {name for name in operations() if f"\n## {name}\n" not in page} == set()
     page, commands = reference("commands"), getattr(get_command(app), "commands", {})
@@ -205,7 +205,7 @@ def test_the_reference_leaves_out_no_path_and_no_command() -> None:
     assert {name for name in commands if f"\n## gateway {name}\n" not in page} == set()
 
 
-def test_the_table_of_providers_is_that_of_the_code() -> None:
+def test_the_table_of_providers_matches_the_code() -> None:
     text = (ROOT / "docs" / "guides" / "providers.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", text, re.MULTILINE)
     variables = {name: f"{name}-0123456789" for _, _, key in rows for name in re.findall("[A-Z_]{8,}", key)}
@@ -220,22 +220,22 @@ def test_the_table_of_providers_is_that_of_the_code() -> None:
 
 
 def operations() -> set[str]:
-    """`GET /path` of each."""
+    """Return `GET /path` of each operation."""
     paths = openapi.document()["paths"]
     return {f"{method.upper()} {path}" for path, item in paths.items() for method in item if method != "servers"}
 
 
-def test_all_paths_are_one_link_away_from_readme() -> None:
+def test_readme_links_to_the_api_reference() -> None:
     assert "](docs/reference/api.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
+def test_links_between_documents_have_existing_targets(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text("utf-8"))
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
-#: names fields of answers, which are spelled like keys
+#: this page names fields of responses, which are spelled like keys
 API = ROOT / "docs" / "reference" / "api.md"
 
 
@@ -256,7 +256,7 @@ def test_each_outcome_is_explained_where_calls_are_shown_and_logged() -> None:
     assert {name for name in OUTCOMES if f"| `{name}` |" not in page} == set()
 
 
-def test_the_guide_of_monitoring_names_what_opentelemetry_is_sent() -> None:
+def test_the_monitoring_guide_names_all_opentelemetry_attributes() -> None:
     written = (ROOT / "gateway/telemetry/otel.py").read_text("utf-8")
     names = set(re.findall(r'"((?:gen_ai|gateway|http|error)\.[a-z_.]+)"', written))
     text = (ROOT / "docs/guides/monitoring.md").read_text("utf-8")
@@ -265,7 +265,7 @@ def test_the_guide_of_monitoring_names_what_opentelemetry_is_sent() -> None:
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 
-def test_the_guide_of_deployment_says_what_memory_of_conversations_a_worker_may_take() -> None:
+def test_the_deployment_guide_has_the_default_of_memory_mb() -> None:
     page = (ROOT / "docs/guides/deploy.md").read_text("utf-8")
     default = config.Settings().context.memory_mb
     assert default * 2**20 == DEFAULT_BYTES

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the Prometheus example: they name metrics and labels that there are."""
+"""The Grafana dashboard and the Prometheus example use existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def labels_of(metric: str) -> set[str]:
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_an_expression_of_the_dashboard_names_metrics_and_labels_that_there_are(expression: str) -> None:
+def test_an_expression_of_the_dashboard_uses_existing_metrics_and_labels(expression: str) -> None:
     found = _METRIC.findall(expression)
     assert found
     for metric in found:
@@ -59,13 +59,13 @@ def test_an_expression_of_the_dashboard_names_metrics_and_labels_that_there_are(
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
-def test_a_counter_is_looked_at_as_a_rate_and_a_gauge_is_not(expression: str) -> None:
+def test_a_counter_is_shown_as_a_rate_and_a_gauge_is_not(expression: str) -> None:
     for metric in _METRIC.findall(expression):
         is_counter = FAMILIES[family_of(metric)].kind != "gauge" or metric == "process_cpu_seconds_total"
         assert bool(re.search(rf"(?:rate|increase)\({metric}\b", expression)) == is_counter
 
 
-def test_a_panel_names_labels_that_its_expression_leaves() -> None:
+def test_a_legend_uses_labels_of_its_expression() -> None:
     for panel in panels():
         for target in panel.get("targets", ()):
             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
@@ -74,9 +74,9 @@ def test_a_panel_names_labels_that_its_expression_leaves() -> None:
                 assert label in (by or every)
 
 
-def test_nearly_all_metrics_are_on_the_dashboard_and_no_panel_is_there_twice() -> None:
+def test_nearly_all_metrics_are_on_the_dashboard_without_duplicate_panels() -> None:
     shown = {family_of(metric) for expression in expressions() for metric in _METRIC.findall(expression)}
-    # Refusals for a budget are among the others, by the same codes.
+    # Budget refusals are included in the other refusals, by the same codes.
     left_out = {"gateway_info", "process_start_time_seconds", "gateway_budget_refusals_total"}
     assert set(FAMILIES) - shown == left_out
     ids = [panel["id"] for panel in panels()]
@@ -85,7 +85,7 @@ def test_nearly_all_metrics_are_on_the_dashboard_and_no_panel_is_there_twice() -
     assert len(titles) - len(set(titles)) <= 1
 
 
-def test_failed_means_the_same_in_grafana_and_in_the_dashboard_and_does_not_mean_refused() -> None:
+def test_failed_means_the_same_outcomes_in_grafana_and_in_the_dashboard() -> None:
     (failed,) = [one["targets"][0]["expr"] for one in panels() if one["title"] == "Failed calls"]
     (named,) = re.findall(r'outcome=~"([^"]*)"', failed)
     assert set(named.split("|")) == FAILED
@@ -98,7 +98,7 @@ def test_failed_means_the_same_in_grafana_and_in_the_dashboard_and_does_not_mean
     assert outcomes == set(OUTCOMES)
 
 
-def test_panels_do_not_cover_each_other() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels():
         place = panel["gridPos"]
@@ -108,14 +108,14 @@ def test_panels_do_not_cover_each_other() -> None:
         taken |= cells
 
 
-def test_the_prometheus_example_reads_the_default_address() -> None:
+def test_the_prometheus_example_scrapes_the_default_address() -> None:
     [job] = yaml.safe_load((ROOT / "config" / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
     assert job["static_configs"][0]["targets"] == ["127.0.0.1:8484"]
-    # /metrics is Prometheus' own default.
+    # /metrics is the default of Prometheus.
     assert job.get("metrics_path", "/metrics") == "/metrics"
 
 
-def test_every_metric_stands_in_the_documents_with_its_labels() -> None:
+def test_every_metric_is_documented_with_its_labels() -> None:
     text = (ROOT / "docs" / "guides" / "monitoring.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `((?:gateway|process)_\w+)` \| ([^|]*) \|", text, re.MULTILINE))
     assert set(rows) == set(FAMILIES)

@@ -1,7 +1,7 @@
-"""Patterns of `re` against plain scanners, on any Python that is supported.
+"""Compare patterns of `re` with plain scanners on any supported Python version.
 
-Requests are trimmed by what these patterns find: two versions of Python that match differently would send different
-bytes. The scanners say what each pattern means; no pattern may keep memory for each repetition of long input.
+Requests are trimmed by what these patterns find: Python versions that match differently would send different bytes.
+The scanners define what each pattern means. No pattern may use memory for each repetition in long input.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def past(text: str, at: int, is_inside: Callable[[str], bool]) -> int:
 
 
 def scanned_terms(text: str) -> Iterator[str]:
-    """Words, and words that marks join."""
+    """Yield words, and words joined by marks."""
     at = 0
     while at < len(text):
         end = past(text, at, is_word)
@@ -71,7 +71,7 @@ def test_terms_are_words_joined_by_marks(text: str) -> None:
     assert terms._TERM.findall(text) == list(scanned_terms(text))
 
 
-def test_a_mark_at_the_end_is_no_part_of_a_term() -> None:
+def test_a_mark_at_the_end_is_not_part_of_a_term() -> None:
     assert terms._TERM.findall("distance: 5, user.name. a-b--c: x") == ["distance", "5", "user.name", "a-b--c", "x"]
 
 
@@ -95,7 +95,7 @@ def test_labels_are_the_words_before_a_colon_and_a_space(text: str) -> None:
 
 
 def scanned_token(raw: bytes, at: int) -> int:
-    """The end of what a flat object may hold, `at` itself for all else."""
+    """Return the end of a token that a flat object may contain; `at` itself for all else."""
     if raw[at : at + 1] in (b",", b":") or raw[at] in SPACE:
         return at + 1
     for word in (b"true", b"false", b"null"):
@@ -114,7 +114,7 @@ def scanned_token(raw: bytes, at: int) -> int:
 
 
 def scanned_holder(raw: bytes, at: int) -> int | None:
-    """The end of the name of a cache mark, its colon, and the bracket of its object."""
+    """Return the position after the name of a cache mark, its colon and the bracket of its object."""
     for name in (b'"cache_control"', b'"prompt_cache_breakpoint"'):
         if raw.startswith(name, at):
             at += len(name)
@@ -216,7 +216,7 @@ FIELDS = (b"content", b"text", b"arguments", b"reasoning", b"reasoning_content",
 
 
 def scanned_opening(raw: bytes, at: int) -> int | None:
-    """The first character of the string of a field with text, if the field begins here."""
+    """Return the first character of the string of a text field, if such a field starts here."""
     for name in FIELDS:
         if raw.startswith(b'"%b"' % name, at):
             end = at + len(name) + 2
@@ -250,12 +250,12 @@ def scanned_texts(raw: bytes) -> Iterator[bytes]:
 @settings(max_examples=EXAMPLES, deadline=None)
 @example(b'{"text":"' + b"\\n" * 2500 + b'","content":"b')
 @example(b'{"text":"\\')
-def test_the_texts_of_a_broken_answer_are_the_strings_of_its_fields(raw: bytes) -> None:
+def test_the_texts_of_a_partial_body_are_the_strings_of_its_fields(raw: bytes) -> None:
     assert list(glimpsed._texts(raw)) == list(scanned_texts(raw))
 
 
 def scanned_half(raw: bytes) -> int | None:
-    """Where half of a surrogate pair stands, escaped, without its other half."""
+    """Return the position of an escaped half of a surrogate pair without its other half."""
     at = 0
     while at < len(raw):
         if raw.startswith(b"\\u", at) and raw[at + 2 : at + 6].lower() in (b"d83d", b"de00"):
@@ -273,7 +273,7 @@ def scanned_half(raw: bytes) -> int | None:
 @example(b"\\\\" * 2500 + b"\\ud83d")
 @example(b"\\\\" * 2500 + b"ud83d")
 @example(b"\\\\ud83d\\ude00")
-def test_half_a_character_is_found_behind_any_escapes(inside: bytes) -> None:
+def test_a_lone_surrogate_is_found_after_any_escapes(inside: bytes) -> None:
     body = b'{"a":"' + inside + b'"}'
     half = scanned_half(body)
     if half is None:
@@ -285,7 +285,7 @@ def test_half_a_character_is_found_behind_any_escapes(inside: bytes) -> None:
 
 @given(st.text(st.sampled_from('Q"\\\n'), min_size=1, max_size=8), st.integers(0, 24))
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_a_secret_is_not_shown_wherever_its_body_breaks_off(secret: str, cut: int) -> None:
+def test_a_secret_is_masked_even_if_its_body_breaks_off(secret: str, cut: int) -> None:
     raw = json.dumps({"api_key": secret, "b": "shown"}).encode()
     for piece in (raw, raw[: len('{"api_key": "') + cut]):
         body = _Body()
@@ -298,7 +298,7 @@ def test_a_secret_is_not_shown_wherever_its_body_breaks_off(secret: str, cut: in
 
 @given(st.text(max_size=30) | st.text(st.sampled_from('"\\\n😀a\x01'), max_size=30), st.booleans(), st.data())
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_the_input_of_a_custom_tool_is_read_from_any_pieces(text: str, is_ascii: bool, data: st.DataObject) -> None:
+def test_the_input_of_a_custom_tool_is_read_from_any_chunks(text: str, is_ascii: bool, data: st.DataObject) -> None:
     raw = json.dumps({"content": text}, ensure_ascii=is_ascii)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     read = _Input()
@@ -330,7 +330,7 @@ LONG = 150_000
         pytest.param(lambda: _Input().more('{"content":"' + "\\n" * LONG), id="input of a custom tool"),
     ],
 )
-def test_long_input_takes_memory_for_itself_and_its_result_only(read: Callable[[], object]) -> None:
+def test_patterns_use_no_memory_for_repetitions_in_long_input(read: Callable[[], object]) -> None:
     read()
     tracemalloc.start()
     try:
@@ -339,5 +339,5 @@ def test_long_input_takes_memory_for_itself_and_its_result_only(read: Callable[[
     finally:
         tracemalloc.stop()
     del result
-    # A repeated group without a bound would take 140 bytes for each repetition: 21 MB.
+    # An unbounded repeated group would take 140 bytes for each repetition: 21 MB.
     assert peak < 8 * 2**20

@@ -1,4 +1,4 @@
-"""Guides of docs/guides/ word by word: each command and program in its place, and what it prints."""
+"""Run docs/guides/ word by word: each command and program in order, and compare its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GUIDES = ("callbacks", "cap-spending", "replay", "team")
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     made = Reader(tmp_path)
-    # Both outputs go to one pipe here. They come in the order of a terminal.
+    # Both outputs go to one pipe here, in the order of a terminal.
     made.environment["PYTHONUNBUFFERED"] = "1"
     yield made
     made.leave()
@@ -37,7 +37,7 @@ def steps(guide: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_command_of_a_guide_prints_what_the_guide_says(guide: str, reader: Reader) -> None:
+def test_every_command_of_a_guide_prints_the_output_in_the_guide(guide: str, reader: Reader) -> None:
     typed = 0
     for commands, expected in steps(guide):
         printed = reader.serve(commands) if commands.startswith("gateway serve") else reader.type(commands)

@@ -1,4 +1,4 @@
-"""What is opened from settings, without a server."""
+"""Open resources from settings, without a server."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from gateway.stores.sqlite import SqliteStore
 
 
 def settings(**flags: Any) -> config.Settings:
-    """Those of a machine without a configuration, and these; `__` stands for a dot."""
+    """Return the settings of a machine without a configuration file, changed by `flags`; `__` replaces a dot."""
     dotted = {name.replace("__", "."): value for name, value in flags.items()}
     return config.load(environment={}, search=False, flags=dotted).settings
 
 
-def test_commands_that_serve_nothing_load_no_server() -> None:
+def test_commands_without_a_server_load_no_server_modules() -> None:
     code = "import sys, gateway.app.resources; print({'starlette', 'uvicorn', 'gateway.server'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(("url", "kind"), [("memory://", MemoryStore), ("sqlite://{}/gateway.db", SqliteStore)])
-async def test_the_store_is_the_configured_one(url: str, kind: type, tmp_path: Path) -> None:
+async def test_the_configured_store_is_opened(url: str, kind: type, tmp_path: Path) -> None:
     store = open_store(settings(store__url=url.format(tmp_path)))
     assert type(store) is kind
     await store.ping()
     await store.aclose()
 
 
-def test_certificates_are_checked_as_each_provider_says() -> None:
+def test_tls_contexts_follow_the_settings_of_each_provider() -> None:
     authorities = Path(ssl.get_default_verify_paths().openssl_cafile)
     if not authorities.is_file():
         pytest.skip("this machine has no file of authorities")
@@ -64,7 +64,7 @@ def test_certificates_are_checked_as_each_provider_says() -> None:
     assert own.verify_mode is ssl.CERT_REQUIRED
 
 
-def test_every_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_every_unusable_ca_file_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.write_text("")
     files = {"gone": tmp_path / "gone.pem", "empty": empty, "folder": tmp_path}
@@ -75,7 +75,7 @@ def test_every_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path) 
     assert [problem.rpartition(": [")[0] or problem for problem in refused.value.problems] == wanted
 
 
-def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
+def test_every_route_with_an_invalid_tokenizer_is_named() -> None:
     models = [{"match": str(number), "provider": "openai", "tokenizer": "no.such:Thing"} for number in range(2)]
     with pytest.raises(ConfigError) as refused:
         add_counters(Counters(), settings(models=models))
@@ -85,7 +85,7 @@ def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
     ]
 
 
-def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_tokenizer_is_refused_with_the_known_names() -> None:
     names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic", "o200k_digits"]
     models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
     known = (
@@ -99,7 +99,7 @@ def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() ->
 
 
 @pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
-def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: str | None, *, loaded: bool) -> None:
+def test_the_tokenizer_of_a_route_is_loaded_at_start(named: str | None, *, loaded: bool) -> None:
     counters = Counters()
     load_counters(
         counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]), config.families()
@@ -108,7 +108,7 @@ def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: st
     assert counters.is_loaded("cl100k_base") is loaded
 
 
-def test_no_look_hides_what_another_finds() -> None:
+def test_problems_of_all_kinds_are_reported_together() -> None:
     wrong = settings(
         context__families="/no/such.yaml",
         server__host="0.0.0.0",
@@ -129,7 +129,7 @@ def test_no_look_hides_what_another_finds() -> None:
     ]
 
 
-def test_nothing_is_wrong_without_a_configuration() -> None:
+def test_there_are_no_problems_without_a_configuration() -> None:
     assert problems_of(settings()) == []
 
 
@@ -141,7 +141,7 @@ images:
 """
 
 
-def test_families_of_ones_own_stand_beside_the_configuration_and_are_asked_first(
+def test_custom_families_are_found_next_to_the_configuration_and_take_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text(OWN)
@@ -179,7 +179,7 @@ def test_families_of_ones_own_stand_beside_the_configuration_and_are_asked_first
         (None, "context.families: "),
     ],
 )
-def test_mistakes_in_families_of_ones_own_are_said_by_check(tmp_path: Path, text: str | None, problem: str) -> None:
+def test_errors_in_custom_families_are_reported(tmp_path: Path, text: str | None, problem: str) -> None:
     file = tmp_path / "mine.yaml"
     if text is not None:
         file.write_text(text)

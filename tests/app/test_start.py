@@ -1,4 +1,4 @@
-"""docs/start.md and the program in README.md: each command in its place, and what it prints."""
+"""Run docs/start.md and the program in README.md: each command in order, and compare its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESS = "127.0.0.1:8484"
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """(commands, what they print) in their order; nothing where the page does not say."""
+    """Yield (commands, their output) in order; the output is empty if the page does not show it."""
     blocks = BLOCK.findall(PAGE.read_text("utf-8"))
     for index, (kind, text) in enumerate(blocks):
         if kind == "sh":
@@ -31,7 +31,7 @@ def steps() -> Iterator[tuple[str, str]]:
 
 
 def is_shown(expected: str, printed: str) -> bool:
-    """Whether the lines were printed in this order; `…` stands for anything, and alone for any lines."""
+    """Return True if the lines were printed in this order; `…` matches anything, and on its own line any lines."""
     pattern = ""
     for line in expected.strip().splitlines():
         wild = ".*".join(re.escape(part) for part in line.split("…"))
@@ -50,12 +50,12 @@ def is_shown(expected: str, printed: str) -> bool:
         ("total: 1", "total: 13", False),
     ],
 )
-def test_what_is_compared_here(expected: str, printed: str, *, shown: bool) -> None:
+def test_is_shown_compares_output(expected: str, printed: str, *, shown: bool) -> None:
     assert is_shown(expected, printed) is shown
 
 
 class Reader:
-    """Somebody with two terminals, on a machine where the port of the page is taken."""
+    """Run commands like a user with two terminals, on another port than the page uses."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "bin").mkdir()
@@ -73,7 +73,7 @@ class Reader:
         self.server: subprocess.Popen[bytes] | None = None
 
     def serve(self, command: str) -> str:
-        """In the first terminal. What it has printed once it can be called."""
+        """Start the server in the first terminal; return its output once it accepts calls."""
         said = self.folder / "said.txt"
         port = self.address.rpartition(":")[2]
         with said.open("wb") as out:
@@ -88,8 +88,8 @@ class Reader:
         return self.spelled(said.read_text())
 
     def type(self, commands: str) -> str:
-        """In the second terminal."""
-        # Where the page has the address by itself, as in what `gateway env` prints, it is the configured one.
+        """Run commands in the second terminal; return their output."""
+        # If the page shows the address alone, as in the output of `gateway env`, it is the configured address.
         script = commands.replace(ADDRESS, self.address)
         done = subprocess.run(
             ["/bin/bash", "-ec", script],
@@ -105,7 +105,7 @@ class Reader:
         return self.spelled(done.stdout)
 
     def spelled(self, text: str) -> str:
-        """As the page has it."""
+        """Return the output with the address of the page."""
         return text.replace(self.address, ADDRESS)
 
     def leave(self) -> None:
@@ -121,7 +121,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     made.leave()
 
 
-def test_every_command_of_the_page_prints_what_the_page_says(reader: Reader) -> None:
+def test_every_command_of_the_page_prints_the_output_on_the_page(reader: Reader) -> None:
     typed = 0
     for commands, expected in steps():
         if commands.startswith("pip install"):
@@ -135,7 +135,7 @@ def test_every_command_of_the_page_prints_what_the_page_says(reader: Reader) -> 
     assert [link for link in links if Web(f"http://{reader.address}").get(link).status != 200] == []
 
 
-def test_the_program_in_readme_prints_what_readme_says(reader: Reader) -> None:
+def test_the_program_in_readme_prints_the_output_in_readme(reader: Reader) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1

@@ -1,4 +1,4 @@
-"""What is noted of a call whose answer is made in the background, and what becomes of it when the answer is fetched."""
+"""Index background responses by their id, and settle their calls when the response is fetched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord, answer_name
 from gateway.core.usage import Charge, Totals
 from gateway.dialects import endpoint
-from tests.support.fakes import KEY, AwayStore, FakeReply, World
+from tests.support.fakes import KEY, FakeReply, UnavailableStore, World
 
 PATH = "responses/resp_1"
 TOOL = {"type": "function", "name": "look", "description": "Looks at things. " * 50, "parameters": {"type": "object"}}
@@ -24,7 +24,7 @@ USAGE = {"input_tokens": 700, "output_tokens": 40, "total_tokens": 740}
 
 
 async def asked(world: World, *, background: bool, **said: Any) -> CallRecord:
-    """The record of a call that is answered so."""
+    """Make a call with this response and return its record."""
     body = {"model": "m", "input": "hi", "tools": [TOOL], "background": background}
     answers(world, **said)
     await world.call(world.incoming(json.dumps(body).encode(), "responses"))
@@ -45,7 +45,7 @@ def answers(world: World, **said: Any) -> None:
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
 
 
-async def test_an_answer_made_in_the_background_is_gone_on_from_as_one_that_was_made_at_once() -> None:
+async def test_a_background_response_can_be_continued_like_any_response() -> None:
     at_once, later = World(), World()
     made = await asked(at_once, background=False, usage=USAGE)
     await asked(later, background=True, status="queued", usage=None)
@@ -56,7 +56,7 @@ async def test_an_answer_made_in_the_background_is_gone_on_from_as_one_that_was_
     assert 40 < kept[1] < 740 - 100, "the tools come with each request"
 
 
-async def test_the_answer_to_a_call_whose_worker_was_gone_is_gone_on_from_once_it_was_fetched() -> None:
+async def test_the_response_of_an_orphaned_call_can_be_continued_once_fetched() -> None:
     before, world, name = World(), World(), answer_name("resp_1")
     begun = await asked(before, background=True, status="queued", usage=None)
     noted = await before.store.learned(f"pending\n{name}") or b""
@@ -69,7 +69,7 @@ async def test_the_answer_to_a_call_whose_worker_was_gone_is_gone_on_from_once_i
     assert (found.call_id, found.outcome) == (begun.call_id, "ok")
 
 
-async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
+async def test_later_fetches_do_not_change_the_settled_usage() -> None:
     world = World()
     await asked(world, background=True, status="queued", usage=None)
     for tokens in (40, 900, 3):
@@ -81,8 +81,8 @@ async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
         assert await charges(world) == [reply.charge]
 
 
-async def test_an_answer_that_is_fetched_goes_on_whatever_comes_of_reading_the_totals() -> None:
-    class Odd(AwayStore):
+async def test_a_fetched_response_is_forwarded_even_if_reading_the_totals_fails() -> None:
+    class Odd(UnavailableStore):
         is_odd = False
 
         async def totals(self, key: SessionKey) -> Totals:
@@ -99,7 +99,7 @@ async def test_an_answer_that_is_fetched_goes_on_whatever_comes_of_reading_the_t
 
 
 @pytest.mark.parametrize(("is_noted", "status"), [(True, "completed"), (False, "completed"), (False, "queued")])
-async def test_an_answer_whose_call_nobody_knows_any_more_is_passed_on(
+async def test_a_fetched_response_without_a_known_call_is_forwarded(
     is_noted: bool, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()
@@ -113,13 +113,13 @@ async def test_an_answer_whose_call_nobody_knows_any_more_is_passed_on(
     assert set(await charges(world)) <= {None}
 
 
-async def test_observers_hear_nothing_of_an_answer_of_which_all_is_forgotten() -> None:
+async def test_observers_receive_nothing_for_an_unknown_response() -> None:
     background = World().gateway.background
     assert not await background.is_first("resp_1")
     assert not await background.is_first("resp_1")
 
 
-async def test_an_answer_that_was_made_at_once_is_fetched_without_a_charge(
+async def test_fetching_a_settled_response_charges_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
@@ -130,7 +130,7 @@ async def test_an_answer_that_was_made_at_once_is_fetched_without_a_charge(
     assert {record.getMessage() for record in caplog.records} == {"an observer failed"}
 
 
-async def test_a_refusal_to_whoever_fetches_an_answer_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_fetch_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     await asked(world, background=True, status="queued", usage=None)
     before = await charges(world)
@@ -142,7 +142,7 @@ async def test_a_refusal_to_whoever_fetches_an_answer_changes_nothing(caplog: py
 
 
 @pytest.mark.parametrize("limits", [Limits(tokens=10**6), NO_LIMITS])
-async def test_a_call_without_a_session_is_settled_by_its_answer_and_shows_whoever_fetches_it_no_totals(
+async def test_a_call_without_a_session_is_settled_by_its_fetch_without_totals(
     limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, caller = World(SessionPolicy(on_missing="none")), Caller("alice", budget=KeyLimits(limits))

@@ -1,4 +1,4 @@
-"""What is held for a call; and where making its record fails, it is charged for what is known, and nothing stays held."""
+"""Reservations of calls. If creating a record fails, the call is charged for what is known."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call, EventReader, ParsedResponse
 from gateway.dialects.openai_chat import OpenAIChat
-from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
+from tests.support.fakes import KEY, PRICE, SSE, STREAM, FakeReply, UnavailableStore, World, whole
 from tests.support.records import record
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 
 class Unreadable(OpenAIChat):
-    """Its answers cannot be read to their end."""
+    """A dialect whose responses cannot be read to their end."""
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         made = super().reader(call, drop_usage=drop_usage, input_tokens=input_tokens)
@@ -40,7 +40,7 @@ class Unreadable(OpenAIChat):
 
 
 class Nameless(Unreadable):
-    """Nothing can be made of its calls once they are answered."""
+    """A dialect without a usable name once its call has a response, so that no record can be created."""
 
     is_answered = False
 
@@ -61,8 +61,8 @@ def world_of() -> World:
     return world
 
 
-def watched(world: World) -> list[OpenHold]:
-    """The holds that are asked for, in their order."""
+def record_holds(world: World) -> list[OpenHold]:
+    """Return a list that receives the requested reservations, in order."""
     opened: list[OpenHold] = []
     reserve = world.store.reserve
 
@@ -83,7 +83,7 @@ async def failed(world: World, dialect: OpenAIChat) -> Mapping[str, Sequence[obj
     return {"used": balance.used, "held": balance.held}
 
 
-async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_input_and_holds_nothing() -> None:
+async def test_a_call_with_unreadable_usage_is_charged_for_its_input_and_releases_its_hold() -> None:
     world = world_of()
     found = await failed(world, Unreadable())
     assert world.leases.count == 0
@@ -98,7 +98,7 @@ async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_i
     assert (await world.store.calls(KEY, 10)) == [record]
 
 
-async def test_all_that_was_held_for_a_deferred_answer_is_spent_where_nobody_can_tell_what_it_used() -> None:
+async def test_a_deferred_call_with_unreadable_usage_is_charged_its_whole_reservation() -> None:
     world = world_of()
     incoming = world.incoming(STREAM[:-1] + b',"deferred":true,"max_tokens":5000}')
     with pytest.raises(ZeroDivisionError):
@@ -106,9 +106,9 @@ async def test_all_that_was_held_for_a_deferred_answer_is_spent_where_nobody_can
     assert world.record.spent.tokens > 5_000
 
 
-async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_workers_that_are_gone() -> None:
+async def test_a_call_without_a_record_is_settled_as_orphaned_when_its_lease_ends() -> None:
     world = world_of()
-    opened = watched(world)
+    opened = record_holds(world)
     found = await failed(world, Nameless())
     assert world.leases.count == 0, "nobody renews it: it ends with its lease"
     assert world.recorder.records == []
@@ -129,11 +129,9 @@ async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_worke
         ("embeddings", b'{"model":"m","input":"Name one river in Egypt, and one lake in Kenya."}'),
     ],
 )
-async def test_an_orphaned_call_is_charged_the_expected_input_and_not_the_margin_that_was_held(
-    path: str, body: bytes
-) -> None:
+async def test_an_orphaned_call_is_charged_its_expected_input_without_the_margin(path: str, body: bytes) -> None:
     world = world_of()
-    opened = watched(world)
+    opened = record_holds(world)
     await world.call(world.incoming(body, path))
     [held] = opened
     orphaned, context = held.as_orphaned(), world.record.context
@@ -145,11 +143,9 @@ async def test_an_orphaned_call_is_charged_the_expected_input_and_not_the_margin
 
 
 @pytest.mark.parametrize(("limits", "is_all"), [(Limits(tokens=1_000_000), True), (Limits(calls=9), False)])
-async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_its_worker_is_lost(
-    limits: Limits, is_all: bool
-) -> None:
+async def test_an_orphaned_background_call_is_charged_its_whole_reservation(limits: Limits, is_all: bool) -> None:
     world = World(budget=BudgetPolicy(session=limits))
-    opened = watched(world)
+    opened = record_holds(world)
     asked = b'{"model":"m","input":"hi","background":true,"max_output_tokens":5000}'
     await world.call(world.incoming(asked, "responses"))
     [kept] = opened
@@ -161,7 +157,7 @@ async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_
     assert orphaned.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
 
 
-async def test_the_request_that_fetches_an_answer_is_told_without_the_totals_of_the_call_that_asked_for_it() -> None:
+async def test_observers_receive_a_fetch_without_the_totals_of_its_background_call() -> None:
     world = World()
     said: dict[str, Any] = {"id": "resp_1", "status": "queued", "usage": None}
     world.upstream.answer = lambda _: FakeReply(pieces=[json.dumps(said).encode()])
@@ -171,10 +167,10 @@ async def test_the_request_that_fetches_an_answer_is_told_without_the_totals_of_
     path = "responses/resp_1"
     reply, _ = await world.call(world.incoming(b"", path, method="GET", endpoint=endpoint("GET", path)))
     assert reply.totals is not None
-    told = [
+    outcomes = [
         (one.outcome, totals.total_tokens if totals is not None else None) for one, totals in world.recorder.records
     ]
-    begun, made, fetching = told
+    begun, made, fetching = outcomes
     assert (begun[0], made, fetching) == ("pending", ("ok", 7), ("ok", None))
 
 
@@ -185,7 +181,7 @@ FALLBACK = Routes([ModelRule("m", "p", fallback=("q/second",))], ["p", "q"], "p"
     ("asked", "facts", "most"),
     [
         ({"max_tokens": 50}, {}, 50),
-        ({"max_output_tokens": 50}, {}, DEFAULT_OUTPUT),  # no provider of this format reads it
+        ({"max_output_tokens": 50}, {}, DEFAULT_OUTPUT),  # no provider of this format reads this field
         ({"max_tokens": 500}, {"p": {"output": 200}, "q": {"output": 300}}, 300),
         ({}, {"p": {"output": 200}, "q": {"output": 300}}, 300),
         ({}, {"p": {"output": 200}}, DEFAULT_OUTPUT),
@@ -196,7 +192,7 @@ FALLBACK = Routes([ModelRule("m", "p", fallback=("q/second",))], ["p", "q"], "p"
         ({}, {"p": {"reasoning": False}, "q": {"reasoning": False}}, DEFAULT_OUTPUT),
     ],
 )
-async def test_as_much_is_held_as_the_longest_answer_may_have_wherever_the_call_goes(
+async def test_the_longest_possible_output_of_all_routes_is_reserved(
     asked: dict[str, object], facts: dict[str, dict[str, Any]], most: int
 ) -> None:
     world = World(
@@ -204,32 +200,32 @@ async def test_as_much_is_held_as_the_longest_answer_may_have_wherever_the_call_
         routes=FALLBACK,
         facts=lambda route: ModelFacts(**facts.get(route.provider, {})),
     )
-    opened = watched(world)
+    opened = record_holds(world)
     body = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], **asked}
     await world.call(world.incoming(json.dumps(body).encode()))
     assert opened[0].hold.most == most
 
 
-async def test_no_more_is_held_than_the_widest_window_leaves() -> None:
+async def test_no_more_is_reserved_than_the_largest_window_leaves() -> None:
     windows = {"p": 800, "q": 900}
     world = World(
         budget=BudgetPolicy(session=Limits(tokens=1_000_000)),
         routes=FALLBACK,
         facts=lambda route: ModelFacts(window=windows[route.provider]),
     )
-    opened = watched(world)
+    opened = record_holds(world)
     await world.call()
     assert opened[0].hold.most == 900 - opened[0].hold.fixed.tokens
 
 
-async def test_a_completion_that_names_no_limit_is_held_for_what_its_api_gives() -> None:
+async def test_a_completion_without_a_limit_reserves_the_default_of_its_api() -> None:
     world = world_of()
-    opened = watched(world)
+    opened = record_holds(world)
     await world.call(world.incoming(b'{"model":"m","prompt":"hello"}', "completions"))
     assert opened[0].hold.most == 16
 
 
-async def test_under_a_budget_in_usd_a_call_goes_to_no_model_whose_price_is_not_known() -> None:
+async def test_under_a_usd_budget_no_fallback_without_a_price_is_used() -> None:
     def price(route: Route) -> ModelFacts:
         return ModelFacts(price=PRICE if route.provider == "p" else None)
 
@@ -241,7 +237,7 @@ async def test_under_a_budget_in_usd_a_call_goes_to_no_model_whose_price_is_not_
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_where_nobody_reads_a_calls_limit_what_is_held_is_set_unless_that_still_grows(*, stream: bool) -> None:
+async def test_a_limit_in_an_unknown_field_is_replaced_by_the_reservation_unless_it_can_grow(*, stream: bool) -> None:
     world = World(
         budget=BudgetPolicy(session=Limits(tokens=1_000_000)), facts=lambda _: ModelFacts(reasoning=False, output=9_000)
     )
@@ -250,13 +246,13 @@ async def test_where_nobody_reads_a_calls_limit_what_is_held_is_set_unless_that_
     assert json.loads(world.upstream.sent[0].body).get("max_tokens") == (None if stream else 9_000)
 
 
-async def test_what_a_provider_keeps_of_earlier_turns_counts_for_what_a_token_costs() -> None:
+async def test_stored_tokens_count_for_long_context_prices() -> None:
     table = {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-5}
     long = {f"{name}_above_200k_tokens": 2 * rate for name, rate in table.items()}
     price = price_from_table(table | long)
     world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**12)), facts=lambda _: ModelFacts(price=price))
     await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], 250_000)))
-    opened = watched(world)
+    opened = record_holds(world)
     for before in (None, "resp_1"):
         body = {"model": "m", "previous_response_id": before, "input": "And?", "max_output_tokens": 100}
         await world.call(world.incoming(json.dumps(body).encode(), "responses"))
@@ -266,10 +262,10 @@ async def test_what_a_provider_keeps_of_earlier_turns_counts_for_what_a_token_co
 @pytest.mark.parametrize(
     ("asked", "facts"), [({"max_tokens": 50}, {"reasoning": False}), ({}, {"output": 50, "reasoning": True})]
 )
-async def test_an_answer_that_is_held_whole_is_not_ended_for_what_its_tokens_are_taken_to_be(
+async def test_a_fully_reserved_stream_is_not_ended_by_the_token_estimate(
     asked: dict[str, object], facts: dict[str, Any]
 ) -> None:
-    """The provider keeps to its limit; nothing is left to hold more of."""
+    """The provider keeps to its limit, and the budget has nothing left to reserve."""
     world = World(budget=BudgetPolicy(session=Limits(tokens=100)), facts=lambda _: ModelFacts(**facts))
     pieces = [chunk(f"{number} and more") for number in range(200)]
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[*pieces, DONE])
@@ -278,17 +274,17 @@ async def test_an_answer_that_is_held_whole_is_not_ended_for_what_its_tokens_are
     assert all(piece in answer for piece in pieces)
 
 
-async def test_what_had_come_of_a_call_that_was_lost_costs_what_its_model_takes() -> None:
+async def test_noted_output_of_an_orphaned_call_is_charged_at_the_price_of_its_model() -> None:
     world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
-    opened = watched(world)
+    opened = record_holds(world)
     await world.call(world.incoming(STREAM.replace(b'"m"', b'"q-m"')))
     before, after = (replace(opened[0], noted=tokens).as_orphaned().spent for tokens in (0, 100))
     assert after.nano_usd - before.nano_usd == 100 * 10_000
 
 
-async def test_a_stream_says_at_its_beginning_what_is_left_beside_what_it_holds() -> None:
+async def test_a_stream_reports_at_its_start_the_budget_left_after_its_reservation() -> None:
     world = world_of()
-    opened = watched(world)
+    opened = record_holds(world)
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         held = opened[0].hold.fixed.tokens + opened[0].hold.most
         assert reply.allowance is not None
@@ -296,8 +292,8 @@ async def test_a_stream_says_at_its_beginning_what_is_left_beside_what_it_holds(
         await whole(reply)
 
 
-async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_answer_goes_out() -> None:
-    """While the provider had it, a budget was set that has too little left."""
+async def test_a_call_that_cannot_be_reserved_is_charged_before_its_first_chunk_is_sent() -> None:
+    """While the provider has the call, a budget is set that is too small."""
     world = World()
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("one"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
@@ -313,8 +309,8 @@ async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_a
     assert balance.used == world.record.spent
 
 
-async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded() -> None:
-    class Damaged(AwayStore):
+async def test_a_call_refused_for_a_damaged_account_is_not_recorded() -> None:
+    class Damaged(UnavailableStore):
         async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
             raise StoreDamaged("its account cannot be read")
 
@@ -333,7 +329,7 @@ async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded(
         (BudgetPolicy(), 200),
     ],
 )
-async def test_what_is_billed_later_is_refused_only_where_a_budget_counts_what_it_costs(
+async def test_a_deferred_call_is_refused_only_under_a_budget_that_counts_its_cost(
     budget: BudgetPolicy, status: int
 ) -> None:
     world = World(budget=budget)
@@ -341,7 +337,7 @@ async def test_what_is_billed_later_is_refused_only_where_a_budget_counts_what_i
     assert (reply.status, len(world.upstream.sent)) == (status, int(status == 200))
 
 
-async def test_a_stream_that_is_ended_for_its_budget_says_so_in_its_record_and_is_hung_up_on() -> None:
+async def test_a_stream_ended_by_its_budget_is_noted_and_its_connection_closed() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), facts=lambda _: ModelFacts(reasoning=False))
     world.upstream.answer = lambda _: FakeReply(
         headers=SSE, pieces=[*(chunk("and more " * 50) for _ in range(500)), DONE]
@@ -354,7 +350,7 @@ async def test_a_stream_that_is_ended_for_its_budget_says_so_in_its_record_and_i
 
 @pytest.mark.parametrize(("answered", "then"), [(STREAM_STEP, STREAM_STEP), (9_000, DEFAULT_OUTPUT)])
 @pytest.mark.parametrize("is_json", [False, True], ids=["one event", "JSON in place of a stream"])
-async def test_streams_that_came_in_one_piece_are_held_whole_from_then_on(
+async def test_after_a_stream_in_one_piece_later_streams_are_reserved_in_full(
     answered: int, then: int, *, is_json: bool
 ) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000_000)), facts=lambda _: ModelFacts(reasoning=False))
@@ -362,7 +358,7 @@ async def test_streams_that_came_in_one_piece_are_held_whole_from_then_on(
     whole = chunk("x", usage=usage)
     in_json = FakeReply(pieces=[whole.removeprefix(b"data: ").strip()])
     world.upstream.answer = lambda _: in_json if is_json else FakeReply(headers=SSE, pieces=[whole, DONE])
-    opened = watched(world)
+    opened = record_holds(world)
     for _ in range(2):
         reply, _ = await world.call(world.incoming(STREAM))
         assert reply.status == 200

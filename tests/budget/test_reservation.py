@@ -1,4 +1,4 @@
-"""Parents of sessions, also where several calls say at once who they are; and calls that the store leaves alone."""
+"""Parents of sessions, also with concurrent calls, and reservations while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ A, B = SessionKey("alice", "a"), SessionKey("alice", "b")
 
 
 class SlowStore(MemoryStore):
-    """Others get their turn while it is read."""
+    """A store that lets other tasks run while it is read."""
 
     async def remembered(self, session: SessionKey) -> Remembered:
         found = await super().remembered(session)
@@ -40,7 +40,7 @@ def budgets(store: MemoryStore, policy: BudgetPolicy | None = None) -> Budgets:
     return Budgets(store, Leases(store, store.settle, lease_s=60), Blind(), policy or BudgetPolicy(), time.time)
 
 
-async def test_sessions_that_name_each_other_at_once_make_no_circle_that_stays() -> None:
+async def test_sessions_that_name_each_other_concurrently_leave_no_circle() -> None:
     store = SlowStore()
     asked = budgets(store)
     both = await asyncio.gather(asked.parents(A, None, "b"), asked.parents(B, None, "a"), return_exceptions=True)
@@ -51,7 +51,7 @@ async def test_sessions_that_name_each_other_at_once_make_no_circle_that_stays()
         await asked.parents(key, parent, None)
 
 
-async def test_of_two_parents_named_at_once_one_stays_and_the_other_is_refused() -> None:
+async def test_of_two_parents_named_concurrently_one_is_kept_and_the_other_refused() -> None:
     store = SlowStore()
     asked = budgets(store)
     both = await asyncio.gather(asked.parents(A, None, "x"), asked.parents(A, None, "y"), return_exceptions=True)
@@ -61,14 +61,14 @@ async def test_of_two_parents_named_at_once_one_stays_and_the_other_is_refused()
 
 
 async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
-    """The sessions that a call is charged to, as it begins."""
+    """Return the ids of the parents that a call of a session is charged to."""
     _, charged, book = await asked.opening(session, ChargedAccounts("alice", session=session), named, with_totals=False)
     assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
     assert [balance.key for balance in book.balances] == [claim.key for claim in book.claims]
     return [key.id for key in charged.parents]
 
 
-async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was_before() -> None:
+async def test_the_parents_of_a_session_are_read_again_from_the_store() -> None:
     store = MemoryStore()
     asked, other_worker = budgets(store), budgets(store)
     assert await above(asked, A) == []
@@ -87,13 +87,13 @@ async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was
     ("chain", "charged"),
     [
         ("ab", "b"),
-        ("aba", "b"),  # two calls may have made a circle that is in the store
+        ("aba", "b"),  # concurrent calls may have stored a circle
         ("abcb", "bc"),
         ("abcdefghi", "bcdefghi"),
     ],
 )
 @pytest.mark.parametrize("is_named", [True, False])
-async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_the_store_says(
+async def test_a_call_is_charged_once_to_each_of_its_nearest_parents(
     chain: str, charged: str, *, is_named: bool
 ) -> None:
     store = MemoryStore()
@@ -105,9 +105,7 @@ async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_t
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-async def test_a_chain_that_has_grown_too_long_at_its_top_is_refused_and_nobody_in_it_is_left_out(
-    *, is_named: bool
-) -> None:
+async def test_a_chain_that_grew_too_long_at_its_top_is_refused(*, is_named: bool) -> None:
     asked = budgets(MemoryStore())
     for one, parent in itertools.pairwise("abcdefghijkl"):
         await above(asked, SessionKey("alice", one), parent)
@@ -117,7 +115,7 @@ async def test_a_chain_that_has_grown_too_long_at_its_top_is_refused_and_nobody_
             await above(asked, SessionKey("alice", one), parent if is_named else None)
 
 
-async def test_while_the_store_is_away_those_are_above_a_session_that_were_seen_there_last() -> None:
+async def test_while_the_store_is_unavailable_the_last_seen_parents_are_charged() -> None:
     asked = budgets(MemoryStore())
     a, b, c, x = (SessionKey("alice", name) for name in "abcx")
     await above(asked, b, "c")
@@ -130,7 +128,7 @@ async def test_while_the_store_is_away_those_are_above_a_session_that_were_seen_
     assert asked.parents_as_seen(c, "c") == (), "no session is charged twice"
 
 
-async def test_while_the_store_is_away_no_more_are_charged_than_ever() -> None:
+async def test_while_the_store_is_unavailable_at_most_eight_parents_are_charged() -> None:
     asked = budgets(MemoryStore())
     for one, parent in itertools.pairwise("ihgfedcba"):
         await above(asked, SessionKey("alice", parent), one)
@@ -139,7 +137,7 @@ async def test_while_the_store_is_away_no_more_are_charged_than_ever() -> None:
 
 
 class DamagedStore(MemoryStore):
-    """The account of the session "b" cannot be read."""
+    """A store in which the account of the session "b" cannot be read."""
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
@@ -149,7 +147,7 @@ class DamagedStore(MemoryStore):
         return await super().opening(session, claims, with_totals=with_totals, above=above)
 
 
-async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_is_not_below_it() -> None:
+async def test_a_damaged_account_does_not_affect_sessions_that_are_not_its_children() -> None:
     store = DamagedStore()
     await store.update(A, lambda state: state.with_parent("x"))
     assert await above(budgets(store), A) == ["x"]
@@ -157,7 +155,7 @@ async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_i
         await above(budgets(store), A, "b")
 
 
-async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> None:
+async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_once() -> None:
     store, charged = MemoryStore(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60)
     found = Budgets(store, leases, Blind(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
@@ -175,8 +173,8 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
     assert before.used.tokens + before.held.tokens == 300
 
 
-@pytest.mark.parametrize("is_told_in_time", [True, False])
-async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_back(*, is_told_in_time: bool) -> None:
+@pytest.mark.parametrize("is_reported_in_time", [True, False])
+async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, is_reported_in_time: bool) -> None:
     store, blind, charged = MemoryStore(), Blind(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
     found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
@@ -184,10 +182,10 @@ async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_bac
     need, call = CallNeed(100, output=700), record("a", 0.0)
     taken = await found.reserve(found.stale_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
     blind.forget()
-    if is_told_in_time:
+    if is_reported_in_time:
         await leases.tick()
     (balance,) = (await found.book(charged)).balances
-    assert balance.left("tokens") == (200 if is_told_in_time else 1_000)
+    assert balance.left("tokens") == (200 if is_reported_in_time else 1_000)
     (balance,) = found.stale_book(charged).balances
     assert balance.left("tokens") == 200, "it goes away again"
     await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from gateway.cli.common import Exit, print_json, print_table, quoted, stop
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 Printed = Callable[[], str]
 
@@ -96,7 +96,7 @@ def test_a_terminal_of_any_width_has_one_line_for_a_row(width: int, stdout: Call
 def test_long_table_is_fast_per_row(width: int | None, stdout: Callable[..., Printed]) -> None:
     def made(rows: int) -> int:
         stdout(width=width)
-        return calls_made(lambda: print_table(("name", "models", "n"), [["alice", LONG[:40], "1"]] * rows))
+        return count_calls(lambda: print_table(("name", "models", "n"), [["alice", LONG[:40], "1"]] * rows))
 
     made(1)
     assert made(200) - made(100) < 100 * 60

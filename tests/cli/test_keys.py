@@ -15,7 +15,7 @@ import pytest
 from gateway.cli import app
 from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway
-from tests.support.commands import Commands, shut, to
+from tests.support.commands import Commands, run_with_closed_streams, run_with_output
 from tests.support.gateways import GatewayThread, until
 from tests.support.terminals import Terminal
 
@@ -231,7 +231,7 @@ UNSAID = [(">&- 2>&-", "1", []), (">&- 2>&-", "", ["--json"]), (">/dev/full 2>/d
 def test_a_key_that_cannot_be_shown_is_revoked_again(
     closed: str, unbuffered: str, more: list[str], gateway_command: Commands
 ) -> None:
-    done = shut(closed, gateway_command, [*ADD, *more], {"PYTHONUNBUFFERED": unbuffered})
+    done = run_with_closed_streams(closed, gateway_command, [*ADD, *more], {"PYTHONUNBUFFERED": unbuffered})
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     if "2>" not in closed:
@@ -244,7 +244,7 @@ def test_key_is_revoked_if_its_reader_left(gateway_command: Commands) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = to(writer, gateway_command, ADD, {})
+        done = run_with_output(writer, gateway_command, ADD, {})
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [TAKEN_BACK])
@@ -252,7 +252,7 @@ def test_key_is_revoked_if_its_reader_left(gateway_command: Commands) -> None:
 
 
 def test_key_that_was_printed_stays_valid_without_stderr(gateway_command: Commands) -> None:
-    done = shut("2>&-", gateway_command, ADD, {})
+    done = run_with_closed_streams("2>&-", gateway_command, ADD, {})
     assert done.returncode == 0
     assert done.stdout.startswith("gw-")
     assert kept(gateway_command) == ["carol"]

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from gateway import __version__
 from gateway.cli import app
-from tests.support.commands import Commands, command, environment, shut, to
+from tests.support.commands import Commands, command, environment, run_with_closed_streams, run_with_output
 from tests.support.gateways import ROOT, STARTS_S
 
 pytestmark = pytest.mark.long
@@ -94,13 +94,13 @@ def test_the_version_is_that_of_the_package(gateway_command: Commands) -> None:
 @pytest.mark.parametrize("args", [["schema"], ["env", "codex"], ["models", "gpt-4o"], ["models", "gpt-4o", "--json"]])
 def test_full_disk_is_a_one_line_error(args: list[str], unbuffered: str, gateway_command: Commands) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = to(full.fileno(), gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
+        done = run_with_output(full.fileno(), gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
     assert (done.returncode, done.stderr) == (1, "The output cannot be written: No space left on device.\n")
 
 
 def test_full_disk_without_stderr_is_still_an_error(gateway_command: Commands) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = to(full.fileno(), gateway_command, ["schema"], {}, stderr=full.fileno())
+        done = run_with_output(full.fileno(), gateway_command, ["schema"], {}, stderr=full.fileno())
     assert done.returncode == 1
 
 
@@ -110,7 +110,7 @@ def test_closed_pipe_prints_no_error(args: list[str], unbuffered: str, gateway_c
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = to(writer, gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
+        done = run_with_output(writer, gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
     finally:
         os.close(writer)
     assert done.returncode == 1
@@ -130,23 +130,26 @@ def test_closed_stdout_is_a_one_line_error(args: list[str], gateway_command: Com
     store = {"GATEWAY_STORE_URL": f"sqlite:///{gateway_command.folder / 's.db'}"}
     if args[0] in {"sessions", "top", "keys"}:
         assert gateway_command("keys", "add", "alice", env=store).code == 0  # makes the store
-    done = shut(">&-", gateway_command, args, store)
+    done = run_with_closed_streams(">&-", gateway_command, args, store)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [CLOSED])
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("<&- >&- 2>&-", 0)])
 def test_closed_stdout_is_no_error_without_output(closed: str, code: int, gateway_command: Commands) -> None:
-    assert shut(closed, gateway_command, ["check"], {}).returncode == code
+    assert run_with_closed_streams(closed, gateway_command, ["check"], {}).returncode == code
 
 
 def test_exit_code_is_the_same_without_stderr(gateway_command: Commands) -> None:
-    assert shut("2>&-", gateway_command, ["check", "-c", "missing.yaml"], {}).returncode == 3
-    assert shut(">&- 2>&-", gateway_command, ["demo", "--steps", "1", "--json"], {}).returncode == 1
+    assert run_with_closed_streams("2>&-", gateway_command, ["check", "-c", "missing.yaml"], {}).returncode == 3
+    assert run_with_closed_streams(">&- 2>&-", gateway_command, ["demo", "--steps", "1", "--json"], {}).returncode == 1
 
 
 def test_closed_stdin_is_empty(gateway_command: Commands) -> None:
-    done, empty = shut("<&-", gateway_command, ["count", "-"], {}), gateway_command.process("count", "-", stdin="")
+    done, empty = (
+        run_with_closed_streams("<&-", gateway_command, ["count", "-"], {}),
+        gateway_command.process("count", "-", stdin=""),
+    )
     assert (done.returncode, done.stderr) == (empty.code, empty.err)
     assert empty.code == 1
 

@@ -35,7 +35,7 @@ from gateway.dialects.fields import read_fields
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from tests.support.threads import CountedThreads
-from tests.support.timing import eventually, turns_counted
+from tests.support.timing import count_loop_turns, eventually
 
 FAMILIES = config.families()
 FIELDS = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -320,7 +320,7 @@ async def test_a_long_conversation_with_bound_thinking_is_read_in_a_thread(
 
 async def test_a_large_request_with_few_new_bytes_is_counted_in_the_loop(world: World) -> None:
     messages: list[Any] = [LONG] * 20
-    async with turns_counted() as turns:
+    async with count_loop_turns() as turns:
         await world.estimate(body_of(messages))
         assert (before := turns()) > 1
         await world.estimate(body_of(messages + turn(1)))

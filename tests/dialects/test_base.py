@@ -20,7 +20,7 @@ from gateway.dialects.fields import decode, flag_field, read_fields, read_piece,
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts, token_ids
 from tests.support.nesting import DEEP
-from tests.support.timing import calls_made, in_time
+from tests.support.timing import count_calls, in_time
 
 
 class Reader(EventReader):
@@ -314,14 +314,14 @@ def test_token_ids_are_the_numbers_of_an_array(value: object, ids: int) -> None:
 
 def test_many_token_ids_are_counted_without_decoding() -> None:
     fields = raw_fields(input="[" + ",".join(["15"] * 4_000_000) + "]")
-    assert calls_made(lambda: token_ids(fields)) < 100
+    assert count_calls(lambda: token_ids(fields)) < 100
     assert token_ids(fields) == 4_000_000
 
 
 def test_token_ids_between_many_texts_are_not_undercounted() -> None:
     fields = raw_fields(input="[" + ",".join(['"",1'] * 250_000) + "]")
     assert token_ids(fields) == 250_000
-    assert calls_made(lambda: token_ids(fields)) < 100
+    assert count_calls(lambda: token_ids(fields)) < 100
 
 
 # --- identifying a conversation ---------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def test_hostile_body_is_handled_without_examining_all_parts(shape: str) -> None
         estimate(texts(fields["messages"]))
 
     with in_time():
-        assert calls_made(work) < 2_000_000
+        assert count_calls(work) < 2_000_000
 
 
 def test_body_with_many_parts_is_read_without_decoding_them() -> None:
@@ -492,7 +492,7 @@ def test_body_with_too_many_fields_is_refused_before_all_are_read() -> None:
         with pytest.raises(InvalidRequest):
             read_fields(body)
 
-    assert calls_made(work) < 100_000
+    assert count_calls(work) < 100_000
 
 
 # --- the meter -----------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gateway.dialects.limits import (
     thinking_budget,
     with_limit,
 )
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 
 def fields(**values: Any) -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def test_many_prompts_are_counted_without_decoding() -> None:
     for piece in (b'"\\""', b"[15]"):
         many = {"prompt": b"[" + b",".join([piece] * 2_000_000) + b"]"}
         assert answers_asked(many, "completions") == 2_000_000
-        assert calls_made(lambda many=many: answers_asked(many, "completions")) < 100  # type: ignore[misc]
+        assert count_calls(lambda many=many: answers_asked(many, "completions")) < 100  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

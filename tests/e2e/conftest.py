@@ -1,4 +1,4 @@
-"""What the tests of the dashboard share."""
+"""Fixtures for the tests of the dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's totals are the sum of what the provider reported, and of what it billed by its own count."""
+"""A session's totals are the sum of the usage that the provider reported and billed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.mock.turns import Behaviour
 from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion
-from tests.support.web import CHAT, HI, Web, shown_usage
+from tests.support.web import CHAT, HI, Web, parse_usage
 
 TOOLS: Any = [
     {
@@ -31,7 +31,7 @@ def billed(provider: MockProvider) -> tuple[int, int, int]:
     return ledger.input_tokens, ledger.output_tokens, ledger.total_tokens
 
 
-def test_a_session_of_twenty_calls_adds_up(
+def test_a_session_of_twenty_calls_has_the_totals_that_the_provider_billed(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -68,7 +68,7 @@ def test_a_session_of_twenty_calls_adds_up(
             for call in message.tool_calls or ():
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": "found"})
             shown = raw.headers["x-session-cumulative-token-usage"]
-            assert shown_usage(shown) == tuple(reported)
+            assert parse_usage(shown) == tuple(reported)
             assert raw.headers["x-session-cumulative-total-tokens"] == str(reported[2])
             assert raw.headers["x-session-cumulative-input-tokens"] == str(reported[0])
             assert raw.headers["x-session-cumulative-output-tokens"] == str(reported[1])
@@ -78,7 +78,7 @@ def test_a_session_of_twenty_calls_adds_up(
             usage = completion.usage
             assert usage is not None
             own = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
-            assert shown_usage(raw.headers["x-token-usage"]) == own
+            assert parse_usage(raw.headers["x-token-usage"]) == own
     assert tuple(reported) == billed(mock)
     view = gateway.web.get("/api/sessions/agent-1").json
     assert view["calls"] == 20
@@ -96,24 +96,24 @@ def test_a_session_of_twenty_calls_adds_up(
     assert again.web.get("/api/sessions/agent-1").json["calls"] == 21
 
 
-def test_a_stream_says_the_totals_before_it_in_its_headers_and_after_it_in_its_last_comment(
+def test_a_stream_has_earlier_totals_in_its_headers_and_new_totals_in_its_last_comment(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     before = web.chat(session).totals
     answer = web.stream(session)
     assert answer.header("x-session-usage-final") == "false"
-    assert shown_usage(answer.header("x-session-cumulative-token-usage") or "") == before
+    assert parse_usage(answer.header("x-session-cumulative-token-usage") or "") == before
     assert answer.header("x-token-usage") is None
     assert answer.totals == billed(mock)
     assert answer.comments["x-session-usage-source"] == "provider"
-    own = shown_usage(answer.comments["x-token-usage"])
+    own = parse_usage(answer.comments["x-token-usage"])
     assert tuple(a + b for a, b in zip(before, own, strict=True)) == answer.totals
-    # The comment stands before the end mark, so that a client that stops there has seen it.
+    # The comment precedes the end mark, so that a client that stops reading at the end mark has seen the comment.
     assert answer.body.index(b": x-session-cumulative") < answer.body.index(b"data: [DONE]")
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
-def test_totals_can_be_kept_out_of_streams(
+def test_stream_totals_off_adds_no_comment_to_streams(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.stream_totals": "off"})
@@ -122,12 +122,12 @@ def test_totals_can_be_kept_out_of_streams(
     assert gateway.web.chat("s").totals == billed(mock)
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("requested", [True, False])
 @pytest.mark.parametrize("placement", ["trailing", "finish", "running", "groq", "groq_both", "twice"])
-def test_usage_counts_once_wherever_a_stream_carries_it(
-    placement: str, asked: bool, web: Web, mock: MockProvider, session: str
+def test_usage_counts_once_at_any_position_in_a_stream(
+    placement: str, requested: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
-    options = {"stream_options": {"include_usage": True}} if asked else {}
+    options = {"stream_options": {"include_usage": True}} if requested else {}
     answer = web.stream(session, f"usage={placement};chunks=5;tokens=100/20", **options)
     assert answer.totals == billed(mock) == (100, 20, 120)
     assert answer.comments["x-session-usage-source"] == "provider"
@@ -135,7 +135,7 @@ def test_usage_counts_once_wherever_a_stream_carries_it(
 
 
 @pytest.mark.parametrize("placement", ["trailing", "groq", "groq_both"])
-def test_usage_counts_once_wherever_a_whole_answer_carries_it(
+def test_usage_counts_once_at_any_position_in_a_response(
     placement: str, web: Web, mock: MockProvider, session: str
 ) -> None:
     answer = web.chat(session, f"usage={placement};tokens=100/20")
@@ -144,7 +144,7 @@ def test_usage_counts_once_wherever_a_whole_answer_carries_it(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_usage_that_nobody_reported_is_estimated_and_said_to_be(stream: bool, web: Web, session: str) -> None:
+def test_missing_usage_is_estimated_and_marked_as_estimated(stream: bool, web: Web, session: str) -> None:
     answer = web.chat(session, "usage=none;chunks=40", stream=stream)
     source = answer.comments["x-session-usage-source"] if stream else answer.header("x-session-usage-source")
     assert source == "estimated"
@@ -155,7 +155,7 @@ def test_usage_that_nobody_reported_is_estimated_and_said_to_be(stream: bool, we
     assert web.chat(session).header("x-session-usage-source") == "mixed"
 
 
-def test_usage_that_nobody_reported_may_cost_nothing(
+def test_missing_usage_counts_zero_if_configured(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.usage_missing": "zero"})
@@ -165,7 +165,7 @@ def test_usage_that_nobody_reported_may_cost_nothing(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_zero_is_zero_and_not_missing(stream: bool, web: Web, session: str) -> None:
+def test_usage_of_zero_is_not_treated_as_missing(stream: bool, web: Web, session: str) -> None:
     answer = web.chat(session, "tokens=0/0", stream=stream)
     assert answer.totals == (0, 0, 0)
     view = web.get(f"/api/sessions/{session}").json
@@ -185,7 +185,7 @@ def test_all_choices_and_parallel_tool_calls_are_counted_once(web: Web, mock: Mo
     assert web.chat(session).totals == billed(mock)
 
 
-def test_a_request_id_that_repeats_does_not_suppress_a_charge(web: Web, mock: MockProvider, session: str) -> None:
+def test_calls_with_the_same_request_id_are_all_charged(web: Web, mock: MockProvider, session: str) -> None:
     headers = {"x-session-id": session, "x-request-id": "same", "idempotency-key": "same"}
     body = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}]}
     answers = [web.post(CHAT, body, headers) for _ in range(3)]
@@ -208,7 +208,7 @@ def test_a_request_id_that_repeats_does_not_suppress_a_charge(web: Web, mock: Mo
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_usage_that_is_none_is_estimated(usage: object, stream: bool, scripted: Scripted, session: str) -> None:
+def test_invalid_usage_is_estimated(usage: object, stream: bool, scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         if stream:
             connection.send(SSE_HEAD + chunk("hello there") + chunk(choices=[], usage=usage) + DONE)
@@ -226,7 +226,7 @@ def test_usage_that_is_none_is_estimated(usage: object, stream: bool, scripted: 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e400", b"1" + b"0" * 400, b"-0", b"1e3"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_numbers_no_json_should_hold_never_break_an_answer(
+def test_invalid_json_numbers_in_usage_do_not_break_the_response(
     number: bytes, stream: bool, scripted: Scripted, session: str
 ) -> None:
     usage = {"prompt_tokens": "@", "completion_tokens": 5}
@@ -250,13 +250,13 @@ def test_numbers_no_json_should_hold_never_break_an_answer(
     assert total >= tokens_in + tokens_out
 
 
-def test_scripted_usage_of_a_turn_is_what_is_charged(web: Web, mock: MockProvider, session: str) -> None:
+def test_the_usage_of_a_scripted_turn_is_charged(web: Web, mock: MockProvider, session: str) -> None:
     mock.push(Turn(text="one", usage=(7, 3)), Turn(text="two", behaviour=Behaviour(tokens=(11, 2))))
     web.chat(session)
     assert web.chat(session).totals == (18, 5, 23)
 
 
-def test_a_refused_call_still_says_the_totals(web: Web, gateway: GatewayThread, session: str) -> None:
+def test_a_refused_call_still_reports_the_totals(web: Web, gateway: GatewayThread, session: str) -> None:
     totals = web.chat(session).totals
     refused = web.post(CHAT, b"not json", {"x-session-id": session})
     assert refused.status == 400
@@ -265,7 +265,7 @@ def test_a_refused_call_still_says_the_totals(web: Web, gateway: GatewayThread, 
     assert refused.header("x-session-usage-final") == "true"
 
 
-def test_what_is_cached_for_an_hour_costs_more_than_for_five_minutes(
+def test_caching_for_an_hour_costs_more_than_for_five_minutes(
     gateway_server: StartGateway, byte_server: Any, session: str
 ) -> None:
     kinds = iter([(1_000_000, 0), (0, 1_000_000)])
@@ -291,7 +291,7 @@ def test_what_is_cached_for_an_hour_costs_more_than_for_five_minutes(
     assert sorted(float(call["cost_usd"]) for call in calls) == [6.25, 10.0]
 
 
-# --- a provider that says what a call costs -----------------------------------------------------------------------
+# --- a provider that reports the cost of a call -------------------------------------------------------------------
 
 OPENROUTER_USAGE = {
     "prompt_tokens": 10,
@@ -312,14 +312,14 @@ XAI_USAGE = {
 }
 
 
-def says_what_it_costs(connection: Connection) -> None:
+def reports_cost(connection: Connection) -> None:
     if not connection.request.json.get("stream"):
         connection.whole(completion(usage=OPENROUTER_USAGE))
         return
     connection.send(SSE_HEAD + chunk("hello") + chunk(choices=[], usage=OPENROUTER_USAGE) + DONE)
 
 
-def says_ticks(connection: Connection) -> None:
+def reports_ticks(connection: Connection) -> None:
     if not connection.request.json.get("stream"):
         connection.whole(completion(usage=XAI_USAGE))
         return
@@ -327,10 +327,10 @@ def says_ticks(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_ticks_that_xai_names_are_charged(
+def test_the_cost_ticks_that_xai_reports_are_charged(
     gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
 ) -> None:
-    upstream = byte_server(says_ticks)
+    upstream = byte_server(reports_ticks)
     gateway = gateway_server(
         upstream.url,
         built_in_providers=True,
@@ -342,27 +342,29 @@ def test_the_ticks_that_xai_names_are_charged(
 
 
 @pytest.mark.parametrize(
-    ("asked", "told", "usd"),
+    ("requested", "reported_tier", "usd"),
     [("priority", None, 200), ("priority", "default", 100), ("flex", None, 100), ("flex", "flex", 50)],
 )
-def test_a_dearer_tier_that_was_asked_for_is_charged_where_the_answer_names_none(
-    gateway_server: StartGateway, byte_server: StartUpstream, asked: str, told: str | None, usd: float
+def test_the_requested_service_tier_is_charged_if_the_response_names_none(
+    gateway_server: StartGateway, byte_server: StartUpstream, requested: str, reported_tier: str | None, usd: float
 ) -> None:
-    """gpt-5.4: 2.50 and 15 USD per million, twice that in `priority`, half of it in `flex`."""
-    upstream = byte_server(lambda connection: connection.whole(completion(**({"service_tier": told} if told else {}))))
+    """gpt-5.4 costs 2.50 and 15 USD per million input and output tokens; `priority` doubles and `flex` halves that."""
+    upstream = byte_server(
+        lambda connection: connection.whole(completion(**({"service_tier": reported_tier} if reported_tier else {})))
+    )
     openai = {"base_url": upstream.url, "auth": "none", "key": ""}
     gateway = gateway_server(upstream.url, built_in_providers=True, **{"providers.openai": openai})
-    body = {"model": "openai/gpt-5.4", "messages": HI, "service_tier": asked}
+    body = {"model": "openai/gpt-5.4", "messages": HI, "service_tier": requested}
     assert gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
     assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(usd / 10**6, abs=1e-6)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("provider", "usd"), [("openrouter", 0.0125), ("another", 0.00002)])
-def test_the_cost_that_openrouter_names_is_charged_and_no_other_providers(
+def test_a_reported_cost_is_charged_only_from_openrouter(
     gateway_server: StartGateway, byte_server: StartUpstream, stream: bool, provider: str, usd: float
 ) -> None:
-    upstream = byte_server(says_what_it_costs)
+    upstream = byte_server(reports_cost)
     gateway = gateway_server(
         upstream.url,
         built_in_providers=True,

@@ -1,4 +1,4 @@
-"""Clients that were made for Azure OpenAI: their addresses, their header for keys, their version in the query."""
+"""Clients for Azure OpenAI: their paths, their key header, and their API version in the query."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def azure(request: pytest.FixtureRequest, gateway: GatewayThread, session: str) 
         yield client
 
 
-def test_calls_of_every_kind_are_metered(azure: openai.AzureOpenAI, web: Web, mock: MockProvider, session: str) -> None:
+def test_azure_clients_are_metered_on_every_endpoint(
+    azure: openai.AzureOpenAI, web: Web, mock: MockProvider, session: str
+) -> None:
     hi: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
     assert azure.chat.completions.create(model="mock-small", messages=hi).usage is not None
     with azure.chat.completions.create(model="mock-small", messages=hi, stream=True) as stream:
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
     assert azure.embeddings.create(model="mock-small", input="hi").data
-    # With a deployment of its own this client writes any path behind it.
+    # With its own deployment, this client appends any path to the deployment path.
     assert azure.responses.create(model="mock-small", input="hi").output_text
     assert [call.path for call in mock.calls] == [
         *["/v1/chat/completions"] * 2,
@@ -49,7 +51,7 @@ def test_calls_of_every_kind_are_metered(azure: openai.AzureOpenAI, web: Web, mo
     assert found["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens
 
 
-def test_the_deployment_in_the_path_is_the_model(web: Web, mock: MockProvider) -> None:
+def test_the_deployment_in_the_path_replaces_the_model(web: Web, mock: MockProvider) -> None:
     hi = {"messages": [{"role": "user", "content": "hi"}]}
     bodies: list[dict[str, Any]] = [hi, {"model": "gpt-4o", **hi}]
     for body in bodies:
@@ -58,7 +60,7 @@ def test_the_deployment_in_the_path_is_the_model(web: Web, mock: MockProvider) -
         assert json.loads(mock.calls[-1].body) == {**body, "model": "mock-small"}
 
 
-def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, mock: MockProvider) -> None:
+def test_the_deployment_in_the_path_replaces_the_model_of_a_form(gateway: GatewayThread, mock: MockProvider) -> None:
     root = f"{gateway.url}/openai/deployments/mock-small"
     with openai.AzureOpenAI(base_url=root, api_version=VERSION, api_key="any", max_retries=0) as client:
         assert client.audio.transcriptions.create(model="whisper-1", file=("a.wav", b"RIFF")).text
@@ -66,7 +68,7 @@ def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, 
     assert b'name="model"\r\n\r\nmock-small\r\n' in mock.calls[-1].body
 
 
-def test_keys_in_azures_header_are_checked(
+def test_keys_in_the_azure_header_are_checked(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": "azure", "key": KEY, "models": ["mock-small"]}]

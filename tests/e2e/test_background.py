@@ -1,4 +1,4 @@
-"""Answers that are made in the background: charged for what they may cost at once, for what they did when fetched."""
+"""Background responses: charged for their maximum cost at the start, and for the reported usage once fetched."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def limited(gateway_server: StartGateway, mock_server: MockServer, mock: MockPro
     return gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
 
 
-def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetched(
+def test_a_fetched_background_response_is_charged_by_the_reported_usage(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     begun = begin(web, session)
@@ -87,7 +87,7 @@ def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetch
 
 @pytest.fixture(params=["sqlite", "redis"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """The flags of a gateway whose store outlasts it."""
+    """Yield the flags of a gateway whose store outlives the gateway."""
     if request.param == "sqlite":
         yield {}
         return
@@ -96,7 +96,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str,
     server.kill()
 
 
-def test_a_budget_holds_all_that_the_answer_may_cost_until_it_is_fetched_also_after_a_restart(
+def test_the_maximum_cost_is_reserved_until_the_response_is_fetched_even_after_a_restart(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.modes": False, **stored}
@@ -116,14 +116,14 @@ def test_a_budget_holds_all_that_the_answer_may_cost_until_it_is_fetched_also_af
     assert used(again.web, "s") == billed
 
 
-def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThread, mock: MockProvider) -> None:
+def test_the_output_limit_is_lowered_to_the_remaining_budget(limited: GatewayThread, mock: MockProvider) -> None:
     begin(limited.web, "s", max_output_tokens=100_000)
     assert json.loads(mock.calls[-1].body)["max_output_tokens"] < BUDGET
     refused = limited.web.post("/v1/responses", ASKED, {"x-session-id": "s"})
     assert refused.error["code"] == "budget_exhausted"
 
 
-def test_a_budget_in_usd_is_charged_at_the_price_of_the_entry_that_decided(
+def test_a_usd_budget_is_charged_at_the_price_of_the_matched_model_entry(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     entry = {"provider": "upstream", "name": "mock-small"}
@@ -142,7 +142,7 @@ def test_a_budget_in_usd_is_charged_at_the_price_of_the_entry_that_decided(
     assert float(shown["cost_usd"]) == float(shown["budget"]["used"]["usd"]) == pytest.approx(cost)
 
 
-def test_a_cancelled_answer_is_charged_for_its_request(limited: GatewayThread) -> None:
+def test_a_cancelled_response_is_charged_for_its_input(limited: GatewayThread) -> None:
     begun = begin(limited.web, "s")
     weight = limited.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
     assert used(limited.web, "s") >= weight + 500
@@ -152,7 +152,7 @@ def test_a_cancelled_answer_is_charged_for_its_request(limited: GatewayThread) -
     assert outcomes(limited.web, "s") == [("ok", "estimated")]
 
 
-def test_a_stream_that_its_client_left_is_found_when_it_is_fetched(
+def test_a_stream_that_its_client_left_is_settled_when_it_is_fetched(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET, "sessions.on_disconnect": "cancel"})
@@ -160,24 +160,24 @@ def test_a_stream_that_its_client_left_is_found_when_it_is_fetched(
     head = b"POST /v1/responses HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\nx-session-id: s\r\n"
     with connect(gateway.url) as sock:
         sock.sendall(head + b"x-mock: interval=1,chunks=20\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        told = read_until(sock, b"response.output_text.delta")
+        head_bytes = read_until(sock, b"response.output_text.delta")
     until(lambda: gateway.web.get("/api/sessions/s").status == 200, what="the call is settled")
     assert outcomes(gateway.web, "s") == [("pending", "estimated")]
     assert used(gateway.web, "s") > 500
-    answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+    answer_id = head_bytes.split(b'"id":"', 1)[1].split(b'"')[0].decode()
     fetch(gateway.web, answer_id)
     made = fetch(gateway.web, answer_id, "?stream=true&starting_after=2")
     assert made.totals[2] == mock.billed().total_tokens == used(gateway.web, "s")
     assert outcomes(gateway.web, "s") == [("ok", "provider")]
 
 
-def test_a_stream_that_comes_to_its_end_is_settled_as_any_other(limited: GatewayThread, mock: MockProvider) -> None:
+def test_a_complete_background_stream_is_settled_like_any_stream(limited: GatewayThread, mock: MockProvider) -> None:
     reply = begin(limited.web, "s", stream=True)
     assert reply.totals[2] == mock.billed().total_tokens == used(limited.web, "s")
     assert outcomes(limited.web, "s") == [("ok", "provider")]
 
 
-def test_another_client_key_that_fetches_it_is_told_no_totals(
+def test_fetching_with_another_client_key_shows_no_totals(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": name, "key": f"{name}-key-0123456789"} for name in ("ann", "bob")]
@@ -196,7 +196,7 @@ def test_another_client_key_that_fetches_it_is_told_no_totals(
     assert web.get("/api/sessions/s", of("bob")).status == 404
 
 
-def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
+def test_a_limited_client_key_can_fetch_only_its_own_responses(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys = [{"name": name, "key": f"{name}-key-0123456789", "models": ["mock-small"]} for name in ("ann", "bob")]
@@ -214,7 +214,7 @@ def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
     assert made.totals[2] == mock.billed().total_tokens
 
 
-def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: MockProvider) -> None:
+def test_observers_receive_the_final_usage_once(limited: GatewayThread, mock: MockProvider) -> None:
     begun = begin(limited.web, "s").json["id"]
 
     def metric(name: str) -> float:
@@ -233,7 +233,7 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Mock
     assert metric("gateway_estimated_calls_total") == 0
 
 
-def test_observers_are_told_once_of_a_stream_that_came_to_its_end_and_is_fetched(
+def test_observers_receive_a_complete_stream_once_although_it_is_fetched(
     limited: GatewayThread, mock: MockProvider
 ) -> None:
     headers = {"x-session-id": "s", "x-mock": "interval=0.05,chunks=5"}
@@ -243,11 +243,11 @@ def test_observers_are_told_once_of_a_stream_that_came_to_its_end_and_is_fetched
     for _ in range(2):
         assert fetch(limited.web, answer_id).totals[2] == mock.billed().total_tokens
     lines = limited.web.get("/metrics").body.decode().splitlines()
-    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
-    assert told == mock.billed().total_tokens
+    reported = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert reported == mock.billed().total_tokens
 
 
-def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_once(
+def test_observers_of_all_workers_receive_usage_once_for_concurrent_fetches(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     one = gateway_server(mock_server.url, **stored)
@@ -265,11 +265,11 @@ def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_on
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(fetch_all, range(8)))
     lines = [line for worker in workers for line in worker.web.get("/metrics").body.decode().splitlines()]
-    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
-    assert told == mock.billed().total_tokens
+    reported = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert reported == mock.billed().total_tokens
 
 
-def test_observers_are_told_what_it_took_also_of_a_call_without_a_session(
+def test_observers_receive_the_usage_of_a_call_without_a_session(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, stored: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"sessions.on_missing": "none", **stored}).web
@@ -277,11 +277,11 @@ def test_observers_are_told_what_it_took_also_of_a_call_without_a_session(
     for _ in range(3):
         fetch(web, begun)
     lines = web.get("/metrics").body.decode().splitlines()
-    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
-    assert told == mock.billed().total_tokens
+    reported = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert reported == mock.billed().total_tokens
 
 
-def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: MockProvider) -> None:
+def test_the_tokens_of_a_previous_background_response_are_reserved(web: Web, session: str, mock: MockProvider) -> None:
     long = "The boat went up the river, past the mill. " * 300
     begun = begin(web, session, input=long).json["id"]
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mo
 
 
 @pytest.mark.parametrize("key", ["held", None])
-def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_for_another(
+def test_a_response_is_fetched_from_its_provider_but_without_a_credential_for_another(
     gateway_server: StartGateway,
     mock_server: MockServer,
     mock: MockProvider,
@@ -319,7 +319,7 @@ def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_fo
     assert made.status == 200
 
 
-def test_the_rest_of_a_stream_is_fetched_where_it_is_made_while_it_is_still_read(
+def test_a_stream_can_be_fetched_from_its_provider_while_it_is_still_read(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
@@ -352,7 +352,7 @@ def test_the_rest_of_a_stream_is_fetched_where_it_is_made_while_it_is_still_read
         assert fetch(gateway.web, "resp_1", **ann).totals == (40, 9, 49)
 
 
-def test_a_stream_that_breaks_off_after_its_answer_was_fetched_is_charged_what_it_took(
+def test_a_stream_that_breaks_after_its_response_was_fetched_is_charged_by_reported_usage(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     usage, is_fetched = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}, threading.Event()
@@ -380,17 +380,17 @@ def test_a_stream_that_breaks_off_after_its_answer_was_fetched_is_charged_what_i
     assert sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total")) == 49
 
 
-def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answer_is_fetched(
+def test_a_stream_of_a_killed_worker_is_charged_by_reported_usage_once_fetched(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 5}
     gateway = gateway_process(mock_server.url, **flags)
     body = {**ASKED, "stream": True}
     with gateway.web.open("POST", "/v1/responses", body, {"x-session-id": "s", "x-mock": "interval=1"}) as begun:
-        told = begun.read(300)
+        head_bytes = begun.read(300)
         gateway.signal(signal.SIGKILL)
         gateway.wait()
-    answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+    answer_id = head_bytes.split(b'"id":"', 1)[1].split(b'"')[0].decode()
     again = gateway_process(mock_server.url, folder=gateway.folder, **flags)
     until(lambda: again.web.get("/api/sessions/s/calls").json.get("calls"), what="its lease has ended")
     assert outcomes(again.web, "s") == [("worker_lost", "estimated")]
@@ -401,15 +401,15 @@ def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answe
     assert outcomes(again.web, "s") == [("ok", "provider")]
 
 
-def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_where_its_answer_was_fetched_before_that_was_known(
+def test_a_stream_of_a_killed_worker_is_charged_by_usage_fetched_before_its_lease_ended(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, stored: dict[str, Any]
 ) -> None:
     flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 8, "budget.modes": False, **stored}
     gateway = gateway_process(mock_server.url, **flags)
     body = {**ASKED, "max_output_tokens": 3_000, "stream": True}
     with gateway.web.open("POST", "/v1/responses", body, {"x-session-id": "s", "x-mock": "interval=1"}) as begun:
-        told = begun.read(300)
-        answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+        head_bytes = begun.read(300)
+        answer_id = head_bytes.split(b'"id":"', 1)[1].split(b'"')[0].decode()
         gateway.signal(signal.SIGKILL)
         gateway.wait()
     again = gateway_process(mock_server.url, folder=gateway.folder, **flags)
@@ -419,16 +419,16 @@ def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_where_its_answ
     until(lambda: outcomes(again.web, "s") == [("ok", "provider")], what="it is settled by its answer")
     assert used(again.web, "s") == mock.billed().total_tokens
 
-    def told_tokens() -> float:
+    def reported_tokens() -> float:
         lines = again.web.get("/metrics").body.decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
 
-    until(lambda: told_tokens() == mock.billed().total_tokens, what="observers are told")
+    until(lambda: reported_tokens() == mock.billed().total_tokens, what="observers are notified")
     assert fetch(again.web, answer_id).totals[2] == mock.billed().total_tokens
-    assert told_tokens() == mock.billed().total_tokens
+    assert reported_tokens() == mock.billed().total_tokens
 
 
-def test_the_sdk_polls(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_the_sdk_polls_a_background_response(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     headers = {"x-session-id": session}
     with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, default_headers=headers) as client:
         answer = client.responses.create(model="mock-small", input="hi", background=True)
@@ -453,7 +453,7 @@ def response(status: str, **fields: Any) -> bytes:
         (response("failed", error={"code": "x", "message": "no"}, usage={"input_tokens": 40, "output_tokens": 0}), 40),
     ],
 )
-def test_an_answer_that_came_to_nothing_is_charged_what_is_reported(
+def test_a_failed_or_incomplete_response_is_charged_by_the_reported_usage(
     scripted: Scripted, session: str, ended: bytes, charged: int | None
 ) -> None:
     answers = [response("queued", usage=None), ended]
@@ -464,18 +464,18 @@ def test_an_answer_that_came_to_nothing_is_charged_what_is_reported(
     assert (call["usage"] or {}).get("total_tokens") == charged
 
 
-SAID = {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300}
-WRITTEN = [{"type": "message", "content": [{"type": "output_text", "text": "on " * 300}]}]
+DELTA = {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300}
+OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "on " * 300}]}]
 
 
 @pytest.mark.parametrize("query", ["", "?stream=true"])
 @pytest.mark.parametrize("error", [{"code": "server_error", "message": "no"}, None])
-def test_an_answer_that_failed_without_usage_costs_nothing_however_it_is_fetched_and_whatever_had_come_of_it(
+def test_a_failed_response_without_usage_costs_nothing_with_or_without_a_stream(
     scripted: Scripted, session: str, query: str, error: dict[str, str] | None
 ) -> None:
-    failed = response("failed", error=error, usage=None, output=WRITTEN)
+    failed = response("failed", error=error, usage=None, output=OUTPUT)
     stream = events(
-        ("response.output_text.delta", SAID), ("response.failed", {"response": {**json.loads(failed), "output": []}})
+        ("response.output_text.delta", DELTA), ("response.failed", {"response": {**json.loads(failed), "output": []}})
     )
 
     def script(connection: Connection) -> None:
@@ -495,14 +495,14 @@ def test_an_answer_that_failed_without_usage_costs_nothing_however_it_is_fetched
     assert (call["outcome"], call["usage"]) == ("provider_error", None)
 
 
-def test_an_error_in_a_stream_that_is_fetched_makes_no_answer_a_failed_one(scripted: Scripted, session: str) -> None:
+def test_an_error_event_in_a_fetched_stream_does_not_make_the_response_failed(scripted: Scripted, session: str) -> None:
     done = ("response.completed", {"response": json.loads(response("completed"))})
 
     def script(connection: Connection) -> None:
         if connection.request.head.startswith(b"POST"):
             connection.whole(response("queued", usage=None))
         else:
-            connection.send(events(("response.output_text.delta", SAID), FAULT, done))
+            connection.send(events(("response.output_text.delta", DELTA), FAULT, done))
             connection.sock.close()
 
     web = scripted.play(script)
@@ -523,7 +523,7 @@ def test_an_error_in_a_stream_that_is_fetched_makes_no_answer_a_failed_one(scrip
         response("processing"),
     ],
 )
-def test_what_does_not_say_that_the_answer_is_over_changes_nothing(
+def test_a_fetched_body_that_is_not_a_final_response_leaves_the_call_pending(
     scripted: Scripted, session: str, said: bytes
 ) -> None:
     answers = [response("queued", usage=None), said]
@@ -541,20 +541,20 @@ def test_what_does_not_say_that_the_answer_is_over_changes_nothing(
         response("processing", usage=None),
     ],
 )
-def test_an_answer_is_pending_until_it_says_that_it_has_ended(scripted: Scripted, session: str, begun: bytes) -> None:
+def test_a_response_is_pending_until_its_status_is_final(scripted: Scripted, session: str, begun: bytes) -> None:
     web = scripted.play(lambda connection: connection.whole(begun))
     begin(web, session, model="m")
     [(outcome, _)] = outcomes(web, session)
     assert outcome == "pending"
 
 
-def test_an_answer_whose_id_no_text_can_hold_is_passed_on(scripted: Scripted, session: str) -> None:
+def test_a_response_with_a_lone_surrogate_in_its_id_is_forwarded(scripted: Scripted, session: str) -> None:
     web = scripted.play(lambda connection: connection.whole(response("queued", id="resp_\ud800")))
     begin(web, session, model="m")
     assert outcomes(web, session) == [("pending", "estimated")]
 
 
-def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
+def test_a_fetched_response_is_forwarded_although_its_pending_entry_is_damaged(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -566,7 +566,7 @@ def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
     assert (made.status, made.json["status"]) == (200, "completed")
 
 
-def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_its_answer(
+def test_a_call_that_reuses_the_id_of_a_deleted_call_is_not_charged_by_its_response(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
@@ -583,7 +583,7 @@ def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_i
     assert made.header("x-session-id") is None
 
 
-def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobody_asks_the_store_again(
+def test_a_response_fetched_while_the_store_is_unavailable_is_forwarded_without_store_retries(
     gateway_server: StartGateway,
     mock_server: MockServer,
     mock: MockProvider,
@@ -603,7 +603,7 @@ def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("on_failure", ["closed", "open"])
-def test_a_call_that_ends_while_the_store_is_away_is_found_by_its_answer_when_that_is_back(
+def test_a_call_that_ended_while_the_store_was_unavailable_is_settled_when_fetched_later(
     gateway_server: StartGateway, byte_server: StartUpstream, tmp_path: Path, on_failure: str, *, stream: bool
 ) -> None:
     usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
@@ -640,7 +640,7 @@ def test_a_call_that_ends_while_the_store_is_away_is_found_by_its_answer_when_th
         server.kill()
 
 
-def test_nobody_is_told_while_the_store_is_away_that_an_answer_does_not_exist(
+def test_fetching_while_the_store_is_unavailable_returns_503_and_not_404(
     gateway_server: StartGateway,
     mock_server: MockServer,
     mock: MockProvider,
@@ -674,7 +674,7 @@ CREATED = ("response.created", {"response": json.loads(response("in_progress"))}
 FAULT = ("error", {"code": "server_error", "message": "The stream broke.", "param": None})
 
 
-def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, session: str) -> None:
+def test_an_error_event_in_a_stream_does_not_end_its_response(scripted: Scripted, session: str) -> None:
     usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
     answers = {
         "POST /v1/responses ": events(CREATED, FAULT),
@@ -700,7 +700,7 @@ def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, s
 
 
 @pytest.mark.parametrize("said", [(CREATED,), (CREATED, FAULT)])
-def test_nobody_else_is_asked_for_an_answer_whose_stream_breaks_off_once_it_is_being_made(
+def test_no_fallback_is_used_once_a_background_stream_has_started(
     gateway_server: StartGateway, byte_server: StartUpstream, said: tuple[tuple[str, dict[str, Any]], ...]
 ) -> None:
     def breaks_off(connection: Connection) -> None:
@@ -721,9 +721,7 @@ def test_nobody_else_is_asked_for_an_answer_whose_stream_breaks_off_once_it_is_b
 
 
 @pytest.mark.parametrize("path", ["responses/resp_2?stream=true", "chat/deferred-completion/resp_2"])
-def test_a_stream_that_is_fetched_is_passed_on_as_it_comes_also_where_it_breaks_off(
-    scripted: Scripted, path: str
-) -> None:
+def test_a_fetched_stream_is_forwarded_unchanged_even_if_it_breaks_off(scripted: Scripted, path: str) -> None:
     said = b': a\n\nevent: x\r\ndata: {"id":"c","choices":[],"usage":{"prompt_tokens":3},"sequence_number":7}\r\n\r\n'
 
     def script(connection: Connection) -> None:
@@ -734,9 +732,7 @@ def test_a_stream_that_is_fetched_is_passed_on_as_it_comes_also_where_it_breaks_
     assert (reply.body, reply.clean) == (said, False)
 
 
-def test_what_its_stream_had_brought_is_charged_of_an_answer_that_is_cancelled(
-    scripted: Scripted, session: str
-) -> None:
+def test_a_cancelled_response_is_charged_for_what_its_stream_delivered(scripted: Scripted, session: str) -> None:
     said = ("response.output_text.delta", {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300})
 
     def script(connection: Connection) -> None:
@@ -759,7 +755,7 @@ def test_what_its_stream_had_brought_is_charged_of_an_answer_that_is_cancelled(
 @pytest.mark.parametrize(
     "output", [[], [{"type": "message", "content": [{"type": "output_text", "text": "on " * 300}]}]]
 )
-def test_a_stream_that_is_fetched_and_reports_no_usage_is_weighed_once(
+def test_the_output_of_a_fetched_stream_without_usage_is_counted_once(
     scripted: Scripted, session: str, output: list[Any]
 ) -> None:
     said = ("response.output_text.delta", {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300})

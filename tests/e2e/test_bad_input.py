@@ -1,4 +1,4 @@
-"""Bad input: a clear 4xx in OpenAI's error shape, in bounded time, with the gateway unharmed."""
+"""Invalid input gets a clear 4xx in OpenAI's error format, in bounded time, and does not harm the gateway."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 PLAIN = b'{"model":"mock-small",' + MESSAGES + b"}"
 
 
-def is_a_clear_refusal(answer: Reply, status: int | None = None) -> None:
-    refused_in_shape(answer, status)
+def assert_refused(answer: Reply, status: int | None = None) -> None:
+    assert_error_format(answer, status)
     assert answer.header("x-gateway-request-id"), "refusals carry a request id"
 
 
-def refused_in_shape(answer: Reply, status: int | None = None) -> None:
+def assert_error_format(answer: Reply, status: int | None = None) -> None:
     assert 400 <= answer.status < 500, answer
     if status is not None:
         assert answer.status == status
@@ -74,11 +74,11 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_a_bad_body_is_refused_and_harms_nothing(name: str, web: Web, mock: MockProvider, session: str) -> None:
+def test_an_invalid_body_is_refused_and_later_calls_work(name: str, web: Web, mock: MockProvider, session: str) -> None:
     before = web.chat(session).totals
     with in_time():
         answer = web.post(CHAT, BAD_BODIES[name], {"x-session-id": session})
-    is_a_clear_refusal(answer, 400)
+    assert_refused(answer, 400)
     assert answer.error["type"] == "invalid_request_error"
     assert answer.header("x-session-id") == session
     assert answer.totals == before
@@ -102,7 +102,7 @@ def test_a_refusal_names_the_field(body: bytes, param: str, web: Web) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
-def test_half_a_character_is_refused_by_its_name(path: str, web: Web) -> None:
+def test_a_lone_surrogate_is_refused_with_its_position(path: str, web: Web) -> None:
     hello = b'[{"role":"user","content":"Hello \\ud83d"}]'
     body = b'{"model":"mock-small","max_tokens":9,"messages":' + hello + b',"input":' + hello + b"}"
     answer = web.post(path, body)
@@ -112,7 +112,7 @@ def test_half_a_character_is_refused_by_its_name(path: str, web: Web) -> None:
 
 
 def nested(begin: bytes, end: bytes, times: int) -> bytes:
-    """A request whose message holds a part in a part in a part, and so on."""
+    """Return a request with a message that nests content parts `times` deep."""
     content = begin * times + b'"x"' + end * times
     return b'{"model":"mock-small","messages":[{"role":"user","content":' + content + b"}]}"
 
@@ -130,7 +130,7 @@ ODD_BODIES = {
     + b',"metadata":[1],"conversation":{"id":5},"prompt_cache_key":{},"session_id":[]}',
     "odd output limits": PLAIN[:-1] + b',"max_tokens":-5,"n":-1,"stop":1e400}',
     "moderately deep": b'{"model":"mock-small","messages":[' + b"[" * 900 + b"]" * 900 + b"]}",
-    # Python 3.11 reads a thousand levels, later ones ten thousand and more; functions may call each other less deep.
+    # Python 3.11 parses a thousand nested levels, later versions 10,000 and more. Function calls can nest less deeply.
     "results in results": nested(b'[{"type":"tool_result","content":', b"}]", 350),
     "results in results, deep": nested(b'[{"type":"tool_result","content":', b"}]", 3_000),
     "documents in documents": nested(b'[{"type":"document","source":{"type":"content","content":', b"}}]", 2_000),
@@ -144,7 +144,9 @@ ODD_BODIES = {
 
 @pytest.mark.parametrize(("streamed", "named"), [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("name", ODD_BODIES)
-def test_an_odd_body_is_answered_or_refused(name: str, streamed: bool, named: bool, *, web: Web, session: str) -> None:
+def test_an_unusual_body_gets_a_response_or_a_4xx(
+    name: str, streamed: bool, named: bool, *, web: Web, session: str
+) -> None:
     body = ODD_BODIES[name]
     if streamed and b'"stream"' not in body:
         body = body.rstrip()[:-1] + b',"stream":true}'
@@ -165,32 +167,34 @@ def test_a_hundred_thousand_messages_are_answered_in_time(web: Web, mock: MockPr
 # --- size ---------------------------------------------------------------------------------------------------------
 
 
-def test_65_mib_are_refused_and_the_answer_arrives(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_body_of_65_mib_is_refused_with_413(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.post(CHAT, PLAIN + b" " * (65 << 20), {"x-session-id": session})
-    is_a_clear_refusal(answer, 413)
+    assert_refused(answer, 413)
     assert answer.error["code"] == "request_too_large"
     assert "64" in answer.error["message"]
     assert mock.calls == []
 
 
-def test_a_client_that_asks_first_is_refused_at_once(web: Web, mock: MockProvider, session: str) -> None:
+def test_expect_100_continue_with_a_too_large_body_is_refused_at_once(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     head = chat_bytes(b"", b"expect: 100-continue").replace(b"length: 0", b"length: %d" % (65 << 20))
     with in_time(), connect(web.url) as sock:
         sock.sendall(head)
         data = read_all(sock)
-    is_a_clear_refusal(parse(data), 413)
+    assert_refused(parse(data), 413)
     assert not data.startswith(b"HTTP/1.1 100"), "it is told to go on and then refused"
 
 
-def test_65_mib_in_chunks_are_cut_off(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_chunked_body_of_65_mib_is_refused(web: Web, mock: MockProvider, session: str) -> None:
     head = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"")
     block = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
-    is_a_clear_refusal(talk(web.url, head, *[block] * 65, b"0\r\n\r\n"), 413)
+    assert_refused(talk(web.url, head, *[block] * 65, b"0\r\n\r\n"), 413)
     assert mock.calls == []
     assert web.chat(session).status == 200
 
 
-def test_the_sdk_sees_that_its_body_is_too_large(client: openai.OpenAI, mock: MockProvider) -> None:
+def test_the_sdk_receives_413_for_a_too_large_body(client: openai.OpenAI, mock: MockProvider) -> None:
     with pytest.raises(openai.APIStatusError) as error:
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * (65 << 20)}])
     assert error.value.status_code == 413
@@ -206,7 +210,7 @@ def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: MockProvider, session
     body = b"".join([packer.compress(block) for _ in range(size >> 20)]) + packer.flush()
     with in_time():
         answer = web.post(CHAT, body, {"content-encoding": "gzip"})
-    is_a_clear_refusal(answer, 413)
+    assert_refused(answer, 413)
     assert mock.calls == []
 
 
@@ -223,15 +227,15 @@ def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: MockProvider, session
         ("\x80", PLAIN),
     ],
 )
-def test_a_body_packed_in_a_way_nobody_can_read_is_refused(
+def test_a_body_with_unreadable_compression_is_refused(
     encoding: str, body: bytes, web: Web, mock: MockProvider
 ) -> None:
-    is_a_clear_refusal(web.post(CHAT, body, {"content-encoding": encoding}), 400)
+    assert_refused(web.post(CHAT, body, {"content-encoding": encoding}), 400)
     assert mock.calls == []
 
 
-def test_an_empty_packed_body_is_refused(web: Web) -> None:
-    is_a_clear_refusal(web.post(CHAT, b"", {"content-encoding": "gzip"}), 400)
+def test_an_empty_compressed_body_is_refused(web: Web) -> None:
+    assert_refused(web.post(CHAT, b"", {"content-encoding": "gzip"}), 400)
 
 
 # --- heads --------------------------------------------------------------------------------------------------------
@@ -257,18 +261,18 @@ BAD_HEADS = {
 
 
 @pytest.mark.parametrize("name", BAD_HEADS)
-def test_a_head_that_is_no_http_is_refused_and_the_connection_closed(name: str, web: Web, mock: MockProvider) -> None:
+def test_an_invalid_http_head_is_refused_and_the_connection_closed(name: str, web: Web, mock: MockProvider) -> None:
     with in_time():
         answer = talk(web.url, BAD_HEADS[name])
     assert answer.header("x-evil") is None
-    refused_in_shape(answer)
+    assert_error_format(answer)
     assert mock.calls == []
     assert web.get("/healthz").status == 200
 
 
-def test_what_is_refused_for_its_head_gets_a_request_id_too(web: Web) -> None:
-    is_a_clear_refusal(talk(web.url, BAD_HEADS["no http"]), 400)
-    is_a_clear_refusal(talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * 70_000)), 431)
+def test_a_refused_head_gets_a_request_id(web: Web) -> None:
+    assert_refused(talk(web.url, BAD_HEADS["no http"]), 400)
+    assert_refused(talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * 70_000)), 431)
 
 
 def test_a_folded_header_adds_no_header(web: Web, mock: MockProvider) -> None:
@@ -284,12 +288,12 @@ def test_a_folded_header_adds_no_header(web: Web, mock: MockProvider) -> None:
 )
 def test_a_session_in_the_path_injects_no_header(path: str, web: Web, mock: MockProvider) -> None:
     answer = web.post(path, PLAIN)
-    is_a_clear_refusal(answer, 400)
+    assert_refused(answer, 400)
     assert answer.header("x-evil") is None
     assert mock.calls == []
 
 
-def test_a_header_outside_ascii_travels_as_it_is(scripted: Scripted, session: str) -> None:
+def test_a_non_ascii_header_is_forwarded_unchanged(scripted: Scripted, session: str) -> None:
     raw = "héadér-漢".encode()
     answer = talk(scripted.web.url, chat_bytes(PLAIN, b"x-title: " + raw, b"x-session-id: " + session.encode()))
     assert answer.status == 200
@@ -297,7 +301,7 @@ def test_a_header_outside_ascii_travels_as_it_is(scripted: Scripted, session: st
     assert (received.header("x-title") or "").encode("latin-1") == raw
 
 
-def test_a_session_id_outside_ascii_is_none(web: Web, mock: MockProvider) -> None:
+def test_a_non_ascii_session_id_is_ignored(web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(PLAIN, "x-session-id: sitzung-ü".encode()))
     assert answer.status == 200
     assert (answer.header("x-session-id") or "").startswith("auto-")
@@ -314,15 +318,15 @@ def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: 
 @pytest.mark.parametrize(
     "name", ["x-context-budget", "x-session-budget-tokens", "x-session-budget-usd", "x-response-mode"]
 )
-def test_a_number_of_thousands_of_digits_is_refused_and_its_memory_given_back(name: str, web: Web) -> None:
-    # A worker holds 16 bodies of the largest size at once.
+def test_a_number_with_thousands_of_digits_is_refused_and_its_body_memory_freed(name: str, web: Web) -> None:
+    # A worker holds 16 bodies of the largest size at the same time.
     body = json.dumps({"model": "mock-small", "messages": HI, "pad": "x" * 2**20}).encode()
     for _ in range(3):
-        is_a_clear_refusal(talk(web.url, chat_bytes(body, f"{name}: {'0' * 5_000}1".encode())), 400)
+        assert_refused(talk(web.url, chat_bytes(body, f"{name}: {'0' * 5_000}1".encode())), 400)
     assert talk(web.url, chat_bytes(PLAIN)).status == 200
 
 
-def test_a_length_of_thousands_of_digits_is_a_length_like_any_other(web: Web) -> None:
+def test_a_content_length_with_thousands_of_leading_zeros_is_accepted(web: Web) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {'0' * 5_000}{len(PLAIN)}\r\n\r\n"
     assert talk(web.url, head.encode() + PLAIN).status == 200
 
@@ -332,7 +336,7 @@ def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: MockPr
     with in_time():
         answer = talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * size))
     if size < 1 << 20 or answer.status:
-        refused_in_shape(answer, 431)
+        assert_error_format(answer, 431)
     assert mock.calls == []
 
 
@@ -341,15 +345,15 @@ def test_too_many_headers_are_refused(number: int, web: Web, mock: MockProvider)
     headers = [b"x-%d: 1" % index for index in range(number)]
     answer = talk(web.url, chat_bytes(PLAIN, *headers))
     if number == 300 or answer.status:
-        refused_in_shape(answer, 431)
+        assert_error_format(answer, 431)
     assert mock.calls == []
 
 
 def test_a_long_request_line_is_refused(web: Web, mock: MockProvider) -> None:
-    refused_in_shape(talk(web.url, b"GET /v1/" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n"), 431)
+    assert_error_format(talk(web.url, b"GET /v1/" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n"), 431)
 
 
-def test_headers_just_inside_the_limits_are_taken(web: Web, mock: MockProvider) -> None:
+def test_headers_just_below_the_limits_are_accepted(web: Web, mock: MockProvider) -> None:
     headers = [b"x-%d: %s" % (index, b"a" * 200) for index in range(200)]
     assert talk(web.url, chat_bytes(PLAIN, *headers)).status == 200
 
@@ -368,14 +372,14 @@ def hasty(hasty_server: GatewayThread, mock: MockProvider) -> Web:
 
 
 @pytest.mark.parametrize("head", [b"POST /v1/chat/comp", b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nx-a: b"])
-def test_a_half_sent_head_is_ended(head: bytes, hasty: Web) -> None:
+def test_an_incomplete_head_times_out(head: bytes, hasty: Web) -> None:
     with in_time(at_least=0.5):
         answer = talk(hasty.url, head)
-    refused_in_shape(answer, 400)
+    assert_error_format(answer, 400)
     assert answer.error["code"] == "header_timeout"
 
 
-def test_a_head_sent_drop_by_drop_is_ended_all_the_same(hasty: Web) -> None:
+def test_a_head_sent_byte_by_byte_times_out(hasty: Web) -> None:
     with in_time(), connect(hasty.url) as sock:
         sock.settimeout(0.05)
         got = b""
@@ -391,12 +395,12 @@ def test_a_head_sent_drop_by_drop_is_ended_all_the_same(hasty: Web) -> None:
     assert b"header_timeout" in got
 
 
-def test_a_connection_that_says_nothing_is_closed(hasty: Web) -> None:
+def test_a_silent_connection_is_closed(hasty: Web) -> None:
     with in_time(at_least=0.5), connect(hasty.url) as sock:
         assert read_all(sock) == b""
 
 
-def test_a_half_sent_head_on_a_kept_connection_is_ended(hasty: Web) -> None:
+def test_an_incomplete_head_on_a_reused_connection_times_out(hasty: Web) -> None:
     with connect(hasty.url) as sock:
         sock.sendall(chat_bytes(PLAIN).replace(b"connection: close\r\n", b""))
         assert b"200 OK" in sock.recv(65536)
@@ -407,18 +411,18 @@ def test_a_half_sent_head_on_a_kept_connection_is_ended(hasty: Web) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_half_sent_body_is_ended(chunked: bool, hasty: Web, mock: MockProvider) -> None:
+def test_an_incomplete_body_times_out(chunked: bool, hasty: Web, mock: MockProvider) -> None:
     data = chat_bytes(PLAIN + b" " * 50)[:-50]
     if chunked:
         data = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"5\r\nabc"
     with in_time(at_least=0.5):
         answer = talk(hasty.url, data)
-    is_a_clear_refusal(answer, 400)
+    assert_refused(answer, 400)
     assert answer.error["code"] == "body_timeout"
     assert mock.calls == []
 
 
-def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: MockProvider) -> None:
+def test_a_slow_body_without_pauses_is_accepted(hasty: Web, mock: MockProvider) -> None:
     with connect(hasty.url) as sock:
         data = chat_bytes(PLAIN)
         sock.sendall(data[:-20])
@@ -428,12 +432,12 @@ def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: MockProvider) 
         assert parse(read_all(sock)).status == 200
 
 
-def test_a_call_that_takes_longer_than_the_head_may_is_not_ended(hasty: Web, mock: MockProvider, session: str) -> None:
+def test_a_call_may_take_longer_than_the_header_timeout(hasty: Web, mock: MockProvider, session: str) -> None:
     assert hasty.chat(session, "delay=0.8").status == 200
 
 
-def test_the_size_limit_is_the_configured_one(hasty: Web, mock: MockProvider) -> None:
-    is_a_clear_refusal(hasty.post(CHAT, PLAIN + b" " * 20_000), 413)
+def test_the_configured_body_size_limit_applies(hasty: Web, mock: MockProvider) -> None:
+    assert_refused(hasty.post(CHAT, PLAIN + b" " * 20_000), 413)
     assert hasty.post(CHAT, PLAIN + b" " * 5_000).status == 200
 
 
@@ -483,21 +487,21 @@ def test_a_credential_or_host_that_is_sent_twice_is_refused(
         "/v1//../x",
     ],
 )
-def test_a_path_that_leaves_its_folder_goes_nowhere(path: str, web: Web, mock: MockProvider) -> None:
+def test_a_path_traversal_is_refused(path: str, web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, b"GET " + path.encode() + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-    is_a_clear_refusal(answer)
+    assert_refused(answer)
     assert mock.calls == []
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/v1", "/v1/", "/v2/models", "/nope", "/s/a", "/s/a/x", "/V1/models", "/admin", "/v1x/models"]
 )
-def test_an_unknown_path_is_a_404(path: str, web: Web, mock: MockProvider) -> None:
-    is_a_clear_refusal(web.get(path), 404)
+def test_an_unknown_path_returns_404(path: str, web: Web, mock: MockProvider) -> None:
+    assert_refused(web.get(path), 404)
     assert mock.calls == []
 
 
-def test_an_unknown_path_under_v1_is_the_providers_to_answer(web: Web, mock: MockProvider) -> None:
+def test_an_unknown_path_under_v1_is_forwarded_to_the_provider(web: Web, mock: MockProvider) -> None:
     answer = web.get("/v1/nothing/here?x=%20y&x=1")
     assert answer.status == 404
     assert answer.header("x-gateway-upstream-error") == "true"
@@ -511,7 +515,7 @@ def test_an_encoded_path_stays_encoded(scripted: Scripted) -> None:
 
 
 def test_a_client_does_not_choose_the_upstream(scripted: Scripted) -> None:
-    """Neither an absolute address nor Host decides where a call goes."""
+    """Ignore absolute addresses and Host when choosing the upstream."""
     body = (
         chat_bytes(PLAIN)
         .replace(b"POST /v1", b"POST http://192.0.2.1/v1")
@@ -524,7 +528,7 @@ def test_a_client_does_not_choose_the_upstream(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"])
-def test_other_methods_are_answered(method: str, web: Web, mock: MockProvider) -> None:
+def test_other_http_methods_get_a_response(method: str, web: Web, mock: MockProvider) -> None:
     target = "example.org:443" if method == "CONNECT" else CHAT
     request = f"{method} {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode()
     answer = talk(web.url, request)
@@ -532,7 +536,7 @@ def test_other_methods_are_answered(method: str, web: Web, mock: MockProvider) -
     assert web.get("/healthz").status == 200
 
 
-def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: MockProvider) -> None:
+def test_an_unsupported_upgrade_keeps_the_body(web: Web, mock: MockProvider) -> None:
     request = chat_bytes(PLAIN, b"upgrade: h2c", b"http2-settings: AAMAAABk").replace(
         b": close", b": Upgrade, HTTP2-Settings"
     )
@@ -542,7 +546,7 @@ def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: MockPro
     assert mock.calls[0].body == PLAIN
 
 
-def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: MockProvider) -> None:
+def test_an_upgrade_header_sent_in_two_parts_keeps_the_body(web: Web, mock: MockProvider) -> None:
     request = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
     at = request.index(b"upgrade: h2c") + 3
     with connect(web.url) as sock:
@@ -553,13 +557,13 @@ def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: MockProvider)
     assert mock.calls[0].body == PLAIN
 
 
-def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web, mock: MockProvider) -> None:
+def test_an_upgrade_on_a_reused_connection_keeps_the_body(web: Web, mock: MockProvider) -> None:
     first = chat_bytes(PLAIN).replace(b"connection: close\r\n", b"")
     second = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
     with connect(web.url) as sock:
         for request in (first, second):
             sock.sendall(request)
-            # All of the first answer, or its rest would be taken for the second one.
+            # Read the whole first response, or its rest would be treated as the second one.
             answer = read_until(sock, b"}}}")
             assert answer.startswith(b"HTTP/1.1 200")
             assert answer.endswith(b"}}}")
@@ -588,7 +592,7 @@ def test_pipelined_requests_are_answered_in_order(web: Web, mock: MockProvider) 
     assert data.count(b"HTTP/1.1 200") == 2
 
 
-def test_expect_100_continue(web: Web, mock: MockProvider) -> None:
+def test_expect_100_continue_is_supported_and_not_forwarded(web: Web, mock: MockProvider) -> None:
     data = chat_bytes(PLAIN, b"expect: 100-continue")
     head, body = data[: -len(PLAIN)], data[-len(PLAIN) :]
     with connect(web.url) as sock:
@@ -602,11 +606,11 @@ def test_expect_100_continue(web: Web, mock: MockProvider) -> None:
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_refusal_before_the_body_is_read_still_reports_the_totals(web: Web, mock: MockProvider, session: str) -> None:
     totals = web.chat(session).totals
     head = chat_bytes(b"", b"x-session-id: " + session.encode(), b"x-request-id: mine", b"expect: 100-continue")
     answer = talk(web.url, head.replace(b"length: 0", b"length: %d" % (65 << 20)))
-    is_a_clear_refusal(answer, 413)
+    assert_refused(answer, 413)
     assert answer.header("x-gateway-request-id") == "mine"
     assert answer.header("x-session-id") == session
     assert answer.totals == totals
@@ -615,12 +619,12 @@ def test_a_refusal_before_the_body_was_read_still_says_the_totals(web: Web, mock
 def test_the_session_of_a_path_is_named_in_a_refusal(web: Web, mock: MockProvider, session: str) -> None:
     totals = web.post(f"/s/{session}/v1/chat/completions", PLAIN).totals
     answer = web.post(f"/s/{session}/v1/chat/completions", b"nonsense")
-    is_a_clear_refusal(answer, 400)
+    assert_refused(answer, 400)
     assert answer.header("x-session-id") == session
     assert answer.totals == totals
 
 
-def test_a_refusal_in_anthropics_api_has_its_shape(web: Web) -> None:
+def test_a_refusal_in_the_anthropic_api_has_its_error_format(web: Web) -> None:
     answer = web.post("/v1/messages", b"x" * 10, {"content-encoding": "br"})
     assert answer.status == 400
     assert answer.json["type"] == "error"

@@ -1,4 +1,4 @@
-"""Bodies reach the provider as the client wrote them, and answers the client as the provider wrote them."""
+"""Forward request bodies byte for byte to the provider, and response bodies byte for byte to the client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_body_reaches_the_provider_byte_for_byte(name: str, web: Web, mock: Mo
 
 
 @pytest.mark.parametrize("name", ODD_BODIES)
-def test_without_a_session_id_nothing_changes_either(name: str, web: Web, mock: MockProvider) -> None:
+def test_a_body_without_a_session_id_is_forwarded_unchanged(name: str, web: Web, mock: MockProvider) -> None:
     body = ODD_BODIES[name]
     answer = web.post(CHAT, body)
     assert answer.status == 200
@@ -67,7 +67,7 @@ def test_a_stream_that_asks_for_usage_is_forwarded_byte_for_byte(web: Web, mock:
         b'{"include_obfuscation":false}',
     ],
 )
-def test_a_stream_is_asked_for_usage_and_all_else_kept(
+def test_a_stream_request_gets_include_usage_and_keeps_all_other_bytes(
     options: bytes | None, web: Web, mock: MockProvider, session: str
 ) -> None:
     tail = b"" if options is None else b',"stream_options":' + options
@@ -82,13 +82,13 @@ def test_a_stream_is_asked_for_usage_and_all_else_kept(
     assert b'[ {"role":"user","content":"\\u0041" } ]' in sent
     assert b'"seed":123456789012345678901234567890' in sent
     assert list(json.loads(sent)) == list(dict.fromkeys([*json.loads(body), "stream_options"]))
-    # The chunk that was asked for on the gateway's account stays with it.
+    # The gateway requested the usage chunk for itself, so the client does not get it.
     assert answer.status == 200
     assert all(event["choices"] for event in answer.events)
     assert answer.totals[2] == mock.billed().total_tokens
 
 
-def test_the_stream_of_a_client_that_did_not_ask_for_usage_is_otherwise_the_providers(
+def test_a_stream_is_unchanged_except_for_the_usage_that_the_client_did_not_request(
     scripted: Scripted, session: str
 ) -> None:
     odd = b"event: ping\r\nid: 7\r\ndata: {}\r\n\r\n" + b": keep-alive\n\n" + b"data:no json\n\n" + b"retry: 5\n\n"
@@ -107,7 +107,7 @@ def test_the_stream_of_a_client_that_did_not_ask_for_usage_is_otherwise_the_prov
     assert answer.totals == (10, 5, 15)
 
 
-def test_the_stream_of_a_client_that_asked_is_the_providers_plus_a_comment(scripted: Scripted, session: str) -> None:
+def test_a_stream_with_requested_usage_is_unchanged_plus_a_comment(scripted: Scripted, session: str) -> None:
     stream = chunk("one") + chunk("two") + usage_chunk() + b"event: done\n" + DONE
 
     def script(connection: Connection) -> None:
@@ -118,7 +118,7 @@ def test_the_stream_of_a_client_that_asked_is_the_providers_plus_a_comment(scrip
     assert b"\n\n".join(kept) == stream
 
 
-def test_an_event_cut_into_single_bytes_arrives_whole(scripted: Scripted, session: str) -> None:
+def test_an_event_sent_byte_by_byte_arrives_whole(scripted: Scripted, session: str) -> None:
     stream = chunk("zwölf 漢字") + usage_chunk(3, 4) + DONE
 
     def script(connection: Connection) -> None:
@@ -131,7 +131,7 @@ def test_an_event_cut_into_single_bytes_arrives_whole(scripted: Scripted, sessio
     assert answer.body.startswith(chunk("zwölf 漢字"))
 
 
-def test_a_whole_answer_reaches_the_client_byte_for_byte(scripted: Scripted, session: str) -> None:
+def test_a_response_reaches_the_client_byte_for_byte(scripted: Scripted, session: str) -> None:
     body = b' {"choices" : [ ] , "usage":{"prompt_tokens":10 ,"completion_tokens": 5.0},"x":"\\u00e9"}\n'
     web = scripted.play(lambda connection: connection.whole(body, b"x-ratelimit-remaining-tokens: 7"))
     answer = web.chat(session)
@@ -140,7 +140,7 @@ def test_a_whole_answer_reaches_the_client_byte_for_byte(scripted: Scripted, ses
     assert answer.header("x-ratelimit-remaining-tokens") == "7"
 
 
-def test_a_provider_that_refuses_stream_options_is_remembered(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_refusal_of_stream_options_is_remembered_per_model(web: Web, mock: MockProvider, session: str) -> None:
     model = f"old-server-{next(_models)}"
     first = web.stream(session, "refuse_stream_options=1;chunks=30", model=model)
     assert first.status == 200
@@ -152,14 +152,14 @@ def test_a_provider_that_refuses_stream_options_is_remembered(web: Web, mock: Mo
     assert "stream_options" not in json.loads(mock.calls[-1].body)
     assert second.comments["x-session-usage-source"] == "estimated"
     assert second.totals[2] == 2 * first.totals[2] > 0
-    # Another model of the same provider is asked as before.
+    # Another model of the same provider still gets stream options.
     other = web.stream(session, model=f"new-server-{next(_models)}")
     assert other.comments["x-session-usage-source"] == "mixed"
     [*_, newest] = mock.calls
     assert json.loads(newest.body)["stream_options"] == {"include_usage": True}
 
 
-def test_a_client_that_asked_itself_sees_the_refusal(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_client_that_sent_stream_options_receives_their_refusal(web: Web, mock: MockProvider, session: str) -> None:
     options = {"include_usage": True}
     answer = web.stream(session, "refuse_stream_options=1", model=f"old-server-{next(_models)}", stream_options=options)
     assert answer.status == 400
@@ -167,9 +167,7 @@ def test_a_client_that_asked_itself_sees_the_refusal(web: Web, mock: MockProvide
     assert len(mock.calls) == 1
 
 
-def test_another_refusal_of_a_stream_is_passed_on_and_not_tried_again(
-    web: Web, mock: MockProvider, session: str
-) -> None:
+def test_other_refusals_of_a_stream_are_forwarded_without_a_retry(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.stream(session, "status=400")
     assert answer.status == 400
     assert answer.error["code"] == "mock_error"
@@ -189,7 +187,7 @@ def test_an_alias_changes_the_model_and_nothing_else(
     assert gateway.web.chat(model="upstream/mock-large").json["model"] == "mock-large"
 
 
-def test_a_packed_body_is_unpacked(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_compressed_body_is_decompressed(web: Web, mock: MockProvider, session: str) -> None:
     import gzip
     import zlib
 
@@ -200,7 +198,7 @@ def test_a_packed_body_is_unpacked(web: Web, mock: MockProvider, session: str) -
         assert mock.calls[-1].header("content-encoding") is None
 
 
-def test_an_answer_without_a_content_type_is_metered(scripted: Scripted, session: str) -> None:
+def test_a_response_without_a_content_type_is_metered(scripted: Scripted, session: str) -> None:
     body = completion()
 
     def script(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The memory of request bodies: as many are served as fit together, and what is refused or given up makes room."""
+"""The memory limit of request bodies: bodies are served up to the limit, and refused or abandoned ones free memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support.scripted import ByteServer, Held
 from tests.support.web import CHAT, Reply, chat_bytes, connect, parse, read_all
 
 MIB = 2**20
-#: bodies of the largest size that fit together
+#: number of bodies of the largest size that fit into the limit together
 FIT = 16
 PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
 BODY = PLAIN[:-1] + b" " * (MIB - len(PLAIN)) + b"}"
 
 
 class Bench:
-    """A gateway whose bodies may take 16 MiB together, before a provider that answers once it is told to."""
+    """A gateway whose bodies may take 16 MiB together, in front of a provider that responds when released."""
 
     def __init__(self, gateway_server: StartGateway, byte_server: StartUpstream) -> None:
         self.held = Held()
@@ -34,7 +34,7 @@ class Bench:
         return self.gateway.web.post(CHAT, BODY, {"x-session-id": "s"})
 
     def begin(self, sent: bytes) -> socket.socket:
-        """Send the beginning of a request."""
+        """Send the first part of a request."""
         sock = connect(self.gateway.url)
         self.sockets.append(sock)
         sock.sendall(sent)
@@ -47,11 +47,11 @@ class Bench:
         until(lambda: self.small() == 503, what="all is reserved")
 
     def small(self) -> int:
-        """Return the status of a small call. Requests that came before it have been looked at by then."""
+        """Return the status of a small call. The gateway has processed all earlier requests by then."""
         return self.gateway.web.post(CHAT, {"model": "m", "messages": []}).status
 
     def is_all_free(self) -> bool:
-        """Return whether as many bodies as fit are served together."""
+        """Return True if as many bodies as fit are served at the same time."""
         return [one.status for one in self.clients.map(lambda _: self.post(), range(FIT))] == [200] * FIT
 
 
@@ -62,7 +62,7 @@ def bench(gateway_server: StartGateway, byte_server: StartUpstream) -> Bench:
 
 @pytest.fixture(autouse=True)
 def ended(bench: Bench) -> object:
-    """Nothing is left open, also where a test fails."""
+    """Close everything, even if a test fails."""
     yield
     bench.held.release()
     for sock in bench.sockets:
@@ -83,7 +83,7 @@ def test_as_many_bodies_as_fit_are_served_at_once(bench: Bench) -> None:
     assert bench.is_all_free()
 
 
-def test_a_refused_body_takes_no_room_while_the_client_goes_on_sending_it(bench: Bench) -> None:
+def test_a_refused_body_takes_no_memory_while_the_client_keeps_sending_it(bench: Bench) -> None:
     bench.held.release()
     bench.fill()
     refused = [bench.begin(chat_bytes(BODY)[: MIB // 2]) for _ in range(FIT)]
@@ -96,13 +96,13 @@ def test_a_refused_body_takes_no_room_while_the_client_goes_on_sending_it(bench:
         assert parse(read_all(sock)).status == 503
 
 
-def test_a_body_in_chunks_takes_what_has_come_and_gives_it_back_when_it_is_refused(bench: Bench) -> None:
+def test_a_chunked_body_takes_the_received_bytes_and_frees_them_when_refused(bench: Bench) -> None:
     bench.held.release()
     head = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"")
     three_quarters = b"%x\r\n%b\r\n" % (MIB * 3 // 4, BODY[: MIB * 3 // 4])
     for _ in range(FIT):
         bench.begin(head + three_quarters)
-    # 4 MiB are free as soon as all of them have come.
+    # 4 MiB are free as soon as all of them have arrived.
     until(lambda: bench.small() == 200)
     rest = b"%x\r\n%b\r\n0\r\n\r\n" % (MIB // 4, BODY[MIB * 3 // 4 :])
     for sock in bench.sockets:
@@ -117,7 +117,7 @@ def test_a_body_in_chunks_takes_what_has_come_and_gives_it_back_when_it_is_refus
     assert bench.is_all_free()
 
 
-def test_a_client_that_leaves_within_its_body_gives_its_room_back(bench: Bench) -> None:
+def test_a_client_that_leaves_while_sending_its_body_frees_its_memory(bench: Bench) -> None:
     bench.held.release()
     bench.fill()
     for sock in bench.sockets:
@@ -125,7 +125,7 @@ def test_a_client_that_leaves_within_its_body_gives_its_room_back(bench: Bench) 
     until(bench.is_all_free, what="all room is there again")
 
 
-def test_a_client_that_leaves_before_its_answer_gives_its_room_back(bench: Bench) -> None:
+def test_a_client_that_leaves_before_its_response_frees_its_memory(bench: Bench) -> None:
     for _ in range(FIT):
         bench.begin(chat_bytes(BODY))
     until(lambda: len(bench.upstream.requests) == FIT)
@@ -136,7 +136,7 @@ def test_a_client_that_leaves_before_its_answer_gives_its_room_back(bench: Bench
     until(bench.is_all_free, what="all room is there again")
 
 
-def test_a_request_that_is_refused_for_something_else_gives_its_room_back(bench: Bench) -> None:
+def test_a_request_refused_for_another_reason_frees_its_memory(bench: Bench) -> None:
     bench.held.release()
     for _ in range(2 * FIT):
         broken = bench.gateway.web.post(CHAT, BODY[:-1] + b"!", {"x-session-id": "s"})

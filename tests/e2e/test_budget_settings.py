@@ -1,4 +1,4 @@
-"""Each key that has to do with budgets does what it says, at the provider's side or the client's."""
+"""Each configuration key of budgets has its documented effect on the provider's or the client's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.web import CHAT, Reply, Web
 
 
 def call(web: Web, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
-    """A call whose input is long enough for the provider's cache."""
+    """Send a call whose input is long enough for the provider's cache."""
     messages = [{"role": "system", "content": "be brief " * 100}, {"role": "user", "content": "hi"}]
     body = {"model": "mock-small", "messages": messages, "max_tokens": 10, **fields}
     return web.post(CHAT, body, {"x-session-id": "s", **(headers or {})})
@@ -30,7 +30,7 @@ def view(gateway: GatewayThread) -> Any:
 
 
 @pytest.mark.parametrize(("weight", "counted"), [(1.0, 1.0), (0.0, 0.0)])
-def test_count_cached_is_what_a_cached_token_counts(
+def test_count_cached_is_the_share_at_which_cached_tokens_count(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, weight: float, counted: float
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 100_000, "budget.count_cached": weight})
@@ -42,7 +42,7 @@ def test_count_cached_is_what_a_cached_token_counts(
 
 
 @pytest.mark.parametrize(("warn_at", "warned"), [(0.0, True), (1.0, False)])
-def test_warn_at_is_the_share_from_which_on_answers_warn(
+def test_warn_at_is_the_used_share_from_which_responses_warn(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, warn_at: float, warned: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 10_000, "budget.warn_at": warn_at})
@@ -50,7 +50,7 @@ def test_warn_at_is_the_share_from_which_on_answers_warn(
 
 
 @pytest.mark.parametrize("status", [400, 402, 429])
-def test_exhausted_status_is_the_status_of_a_refusal_that_no_retry_helps(
+def test_exhausted_status_is_the_status_of_an_exhausted_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 1, "budget.exhausted_status": status})
@@ -61,7 +61,7 @@ def test_exhausted_status_is_the_status_of_a_refusal_that_no_retry_helps(
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_limit_field_names_the_limit_that_a_budget_sets(
+def test_limit_field_is_the_field_of_the_output_limit(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, name: str
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "none", "limit_field": name}
@@ -83,13 +83,13 @@ def test_limit_field_names_the_limit_that_a_budget_sets(
         ("http://127.0.0.1:8000/v1", "max_tokens"),
     ],
 )
-def test_where_nothing_is_said_the_host_tells_how_the_limit_is_named(url: str, name: str) -> None:
+def test_the_limit_field_defaults_by_the_host(url: str, name: str) -> None:
     assert provider_of("own", config.Provider(base_url=url)).limit_field == name
     assert provider_of("own", config.Provider(base_url=url, limit_field="max_tokens")).limit_field == "max_tokens"
 
 
 @pytest.mark.parametrize("dearer", [{"service_tier": "priority"}, {"service_tier": "fast"}, {"speed": "fast"}])
-def test_a_service_tier_whose_price_nobody_knows_is_refused_under_a_budget_in_dollars(
+def test_a_service_tier_without_a_known_price_is_refused_under_a_usd_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, dearer: dict[str, Any]
 ) -> None:
     models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}}]
@@ -100,7 +100,7 @@ def test_a_service_tier_whose_price_nobody_knows_is_refused_under_a_budget_in_do
     assert call(gateway.web, model="priced", service_tier="flex").status == 200
 
 
-def test_where_a_client_key_is_required_nobody_calls_before_there_is_one(
+def test_all_calls_are_refused_if_client_keys_are_required_and_none_exists(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.required": True})
@@ -110,7 +110,7 @@ def test_where_a_client_key_is_required_nobody_calls_before_there_is_one(
 
 
 @pytest.mark.parametrize("journal", ["auto", "elsewhere", "off"])
-def test_what_the_store_does_not_take_waits_in_the_journal_that_is_named(
+def test_records_wait_in_the_configured_journal_while_the_store_is_locked(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path, journal: str
 ) -> None:
     named = str(tmp_path / "elsewhere") if journal == "elsewhere" else journal

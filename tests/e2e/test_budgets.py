@@ -1,4 +1,4 @@
-"""A session cannot spend more than its budget, whoever calls at once; what is held comes back; a raise holds at once."""
+"""Budgets bind concurrent calls; reservations are released, and a raised budget applies at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.mock import Behaviour, MockProvider, MockServer, Turn
 from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection, Held, chunk, completion
-from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, shown_usage
+from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, parse_usage
 
 pytestmark = pytest.mark.long
 
@@ -40,19 +40,19 @@ def budget(web: Web, session: str) -> Any:
 
 
 def sent(mock: MockProvider) -> Any:
-    """The body of the last request that reached the provider."""
+    """Return the body of the last request that reached the provider."""
     return json.loads(mock.calls[-1].body)
 
 
 def holds(store: Path) -> int:
-    """Holds that are open."""
+    """Return the number of open holds."""
     with contextlib.closing(sqlite3.connect(store)) as db:
         (number,) = db.execute("SELECT count(*) FROM holds").fetchone()
     return int(number)
 
 
 def noted(store: Path) -> int:
-    """Tokens of its answer that were noted with the only hold that is open."""
+    """Return the output tokens that were noted with the only open hold."""
     with contextlib.closing(sqlite3.connect(store)) as db:
         (number,) = db.execute("SELECT max(noted) FROM holds").fetchone()
     return int(number or 0)
@@ -65,14 +65,14 @@ def limit(gateway: GatewayThread, session: str, **limits: object) -> None:
 
 @pytest.fixture
 def small(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
-    """A budget of 1,000 tokens a session."""
+    """Return a gateway with a budget of 1,000 tokens per session."""
     return gateway_server(mock_server.url, **{"budget.tokens": 1_000})
 
 
-# --- the whole way down ---------------------------------------------------------------------------------------------------
+# --- a session until its budget is exhausted ------------------------------------------------------------------------------
 
 
-def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_raise(
+def test_a_session_shortens_its_results_then_is_refused_and_continues_after_a_raise(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 40_000})
@@ -99,7 +99,7 @@ def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_ra
             mode = raw.headers["x-response-mode"]
             if mode not in seen:
                 seen[mode] = sent(mock)["messages"][2]["content"]
-            assert left + shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == 40_000
+            assert left + parse_usage(raw.headers["x-session-cumulative-token-usage"])[2] == 40_000
             if left < 8_000:
                 assert float(raw.headers["x-session-budget-warning"]) >= 0.8
         assert refused is not None
@@ -122,7 +122,7 @@ def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_ra
     assert view["cumulative_token_usage"]["total_tokens"] == view["budget"]["used"]["tokens"]
 
 
-def test_a_refusal_says_what_the_number_the_limit_and_the_remedy(small: GatewayThread) -> None:
+def test_a_refusal_names_the_usage_the_limit_and_the_remedy(small: GatewayThread) -> None:
     reply = call(small.web, "s", messages=[{"role": "user", "content": "word " * 2_000}])
     assert (reply.status, reply.error["code"], reply.error["type"]) == (400, "budget_exhausted", "budget_exceeded")
     assert 'Session "s" has used 0 of its 1,000 tokens, and this call needs 2,' in reply.error["message"]
@@ -131,10 +131,10 @@ def test_a_refusal_says_what_the_number_the_limit_and_the_remedy(small: GatewayT
     assert reply.header("x-session-budget-remaining-tokens") == "1000"
 
 
-# --- calls side by side ---------------------------------------------------------------------------------------------------
+# --- concurrent calls -----------------------------------------------------------------------------------------------------
 
 
-def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock: MockProvider) -> None:
+def test_concurrent_calls_never_exceed_the_budget(small: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(delay=0.05)
     with ThreadPoolExecutor(32) as pool:
         replies = list(pool.map(lambda _: call(small.web, "many", max_tokens=60), range(96)))
@@ -151,9 +151,7 @@ def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock:
 
 
 @pytest.mark.parametrize("given", ["word " * 300, [7] * 300, [[7] * 100] * 3], ids=["text", "ids", "lists of ids"])
-def test_embeddings_side_by_side_never_overshoot_together(
-    small: GatewayThread, mock: MockProvider, given: object
-) -> None:
+def test_concurrent_embeddings_never_exceed_the_budget(small: GatewayThread, mock: MockProvider, given: object) -> None:
     mock.behaviour = Behaviour(delay=0.05)
     body = {"model": "mock-embed", "input": given}
     with ThreadPoolExecutor(16) as pool:
@@ -162,7 +160,7 @@ def test_embeddings_side_by_side_never_overshoot_together(
     assert mock.billed().total_tokens <= 1_000
 
 
-def test_what_is_held_by_a_call_under_way_is_busy_and_not_exhausted(
+def test_tokens_held_by_a_running_call_make_the_budget_busy_and_not_exhausted(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     held = Held()
@@ -179,7 +177,7 @@ def test_what_is_held_by_a_call_under_way_is_busy_and_not_exhausted(
 
 
 @pytest.mark.parametrize("fault", ["status=500", "die=0", "html=1"])
-def test_a_call_that_fails_gives_back_what_it_held(small: GatewayThread, fault: str) -> None:
+def test_a_failed_call_releases_its_reservation(small: GatewayThread, fault: str) -> None:
     for _ in range(3):
         assert call(small.web, "s", {"x-mock": fault}, max_tokens=900).status >= 500
     assert holds(small.store) == 0
@@ -187,10 +185,12 @@ def test_a_call_that_fails_gives_back_what_it_held(small: GatewayThread, fault: 
     assert reply.status == 200
 
 
-# --- how long an answer may be --------------------------------------------------------------------------------------------
+# --- output limits --------------------------------------------------------------------------------------------------------
 
 
-def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock: MockProvider) -> None:
+def test_the_output_limit_of_a_call_is_lowered_to_the_remaining_budget(
+    small: GatewayThread, mock: MockProvider
+) -> None:
     mock.push(Turn(text="word " * 3_000))
     reply = call(small.web, "s", max_tokens=5_000)
     assert reply.status == 200
@@ -201,7 +201,7 @@ def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock:
 
 
 @pytest.mark.parametrize(("tokens", "status"), [(8_000, 200), (1_000, 400)])
-def test_a_budget_of_thinking_stays_below_the_lowered_limit_of_its_answer(
+def test_a_thinking_budget_stays_below_the_lowered_output_limit(
     tokens: int, status: int, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": tokens}).web
@@ -217,7 +217,7 @@ def test_a_budget_of_thinking_stays_below_the_lowered_limit_of_its_answer(
         assert (answer.error["code"], bodies) == ("budget_exhausted", [])
 
 
-def test_without_clamping_a_call_that_could_overspend_is_refused(
+def test_without_clamping_a_call_that_could_exceed_the_budget_is_refused(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.clamp_output": False})
@@ -226,19 +226,19 @@ def test_without_clamping_a_call_that_could_overspend_is_refused(
     assert sent(mock)["max_tokens"] == 500
 
 
-def test_answers_asked_for_together_are_held_together(small: GatewayThread, mock: MockProvider) -> None:
+def test_all_choices_of_a_call_share_the_reservation(small: GatewayThread, mock: MockProvider) -> None:
     assert call(small.web, "s", n=4, max_tokens=400).status == 200
     assert 200 < sent(mock)["max_tokens"] < 250
 
 
-def test_a_call_without_a_limit_gets_one_where_the_model_has_none(small: GatewayThread, mock: MockProvider) -> None:
+def test_a_call_without_an_output_limit_gets_the_remaining_budget_as_limit(
+    small: GatewayThread, mock: MockProvider
+) -> None:
     assert call(small.web, "s", max_tokens=None).status == 200
     assert 900 < sent(mock)["max_tokens"] < 1_000
 
 
-def test_without_a_budget_nothing_of_the_request_changes(
-    gateway: GatewayThread, session: str, mock: MockProvider
-) -> None:
+def test_a_request_without_a_budget_is_unchanged(gateway: GatewayThread, session: str, mock: MockProvider) -> None:
     body = b'{"model": "mock-small",  "messages": [{"role":"user","content":"hi"}], "max_tokens": 9000 }'
     reply = gateway.web.send("POST", CHAT, body, {"x-session-id": session})
     assert reply.status == 200
@@ -246,7 +246,7 @@ def test_without_a_budget_nothing_of_the_request_changes(
     assert reply.header("x-session-budget-limit-tokens") is None
 
 
-def test_a_stream_without_a_limit_takes_more_as_it_goes(
+def test_a_stream_without_an_output_limit_reserves_more_while_it_runs(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, models=GROWS, **{"budget.tokens": 20_000})
@@ -258,7 +258,7 @@ def test_a_stream_without_a_limit_takes_more_as_it_goes(
     assert reply.comments["x-session-budget-remaining-tokens"] == str(20_000 - reply.totals[2])
 
 
-def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
+def test_a_stream_that_cannot_reserve_more_ends_with_finish_reason_length(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     flags: dict[str, object] = {"budget.tokens": 6_000, "sessions.on_disconnect": "cancel"}
@@ -268,7 +268,7 @@ def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
         slow = {"x-mock": "chunks=6000;interval=0.001"}
         stream = pool.submit(call, gateway.web, "s", slow, max_tokens=None, stream=True)
         until(lambda: holds(gateway.store))
-        # The rest is held by another call, so that the stream's hold cannot grow.
+        # Another call reserves the rest, so that the reservation of the stream cannot grow.
         other.sendall(chat_bytes(body, b"x-session-id: s", b"x-mock: hang=1"))
         reply = stream.result()
     assert reply.data_lines[-1] == "[DONE]"
@@ -279,10 +279,10 @@ def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
 
 
 @pytest.mark.parametrize("model", ["unknown-model", "o3"])
-def test_thinking_that_nobody_sees_is_held_before_it_comes(
+def test_hidden_thinking_is_reserved_at_the_start(
     byte_server: StartUpstream, gateway_server: StartGateway, model: str
 ) -> None:
-    """It is billed at the end, when it is too late: so streams of models that may think are held whole."""
+    """Thinking is billed at the end, so streams of models that may think are reserved in full at the start."""
     held = Held()
     upstream = byte_server(held)
     gateway = gateway_server(upstream.url, **{"budget.tokens": 30_000})
@@ -298,10 +298,10 @@ def test_thinking_that_nobody_sees_is_held_before_it_comes(
 GROWS = [{"match": "*", "provider": "upstream", "reasoning": False}]
 
 
-# --- who declares, who decides --------------------------------------------------------------------------------------------
+# --- declared and configured budgets --------------------------------------------------------------------------------------
 
 
-def test_a_declared_budget_lowers_the_configured_one_and_never_raises_it(small: GatewayThread) -> None:
+def test_a_declared_budget_lowers_the_configured_budget_and_never_raises_it(small: GatewayThread) -> None:
     low = call(small.web, "a", {"x-session-budget-tokens": "200"})
     assert low.header("x-session-budget-limit-tokens") == "200"
     high = call(small.web, "b", {"x-session-budget-tokens": "999999"})
@@ -315,12 +315,12 @@ def test_a_declared_budget_lowers_the_configured_one_and_never_raises_it(small: 
 
 
 @pytest.mark.parametrize("value", ["-1", "1e9", "", "ten", "1" * 40, "0x10"])
-def test_a_declared_budget_that_is_no_number_is_refused(small: GatewayThread, value: str) -> None:
+def test_a_declared_budget_that_is_not_a_number_is_refused(small: GatewayThread, value: str) -> None:
     reply = call(small.web, "s", {"x-session-budget-tokens": value})
     assert (reply.status, reply.error["param"]) == (400, "x-session-budget-tokens")
 
 
-def test_a_budget_in_dollars_holds_for_models_whose_price_is_known(
+def test_a_usd_budget_works_for_models_with_a_known_price(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05", "models": PRICED})
@@ -338,7 +338,7 @@ def test_a_budget_in_dollars_holds_for_models_whose_price_is_known(
     assert (unknown.status, unknown.error["code"]) == (400, "price_unknown")
 
 
-def test_a_budget_of_calls_counts_those_that_were_answered(
+def test_a_call_budget_counts_only_successful_calls(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.calls": 2})
@@ -358,12 +358,12 @@ def test_a_budget_with_a_window_refills(
 # --- parents and keys -----------------------------------------------------------------------------------------------------
 
 
-def test_a_sub_agent_spends_the_budgets_of_the_whole_chain_above_it(small: GatewayThread) -> None:
+def test_a_sub_agent_is_charged_to_all_its_parents(small: GatewayThread) -> None:
     assert call(small.web, "top").status == 200
     assert call(small.web, "middle", {"x-parent-session-id": "top"}).status == 200
     used = budget(small.web, "top")["used"]["tokens"]
     leaf = call(small.web, "leaf", {"x-parent-session-id": "middle"})
-    spent = shown_usage(leaf.header("x-token-usage") or "")[2]
+    spent = parse_usage(leaf.header("x-token-usage") or "")[2]
     assert budget(small.web, "top")["used"]["tokens"] == used + spent
     # It stays a child without the header.
     assert call(small.web, "leaf").status == 200
@@ -384,7 +384,7 @@ def test_a_circle_of_parents_is_refused(small: GatewayThread) -> None:
     assert "already has the parent" in other.error["message"]
 
 
-def test_below_a_chain_that_grew_at_its_top_nobody_escapes_who_is_up_there(small: GatewayThread) -> None:
+def test_a_chain_that_grew_at_its_top_still_charges_every_parent(small: GatewayThread) -> None:
     for number in range(1, 12):
         parent = {"x-parent-session-id": f"p{number + 1}"}
         assert call(small.web, f"p{number}", parent, max_tokens=2).status == 200
@@ -400,7 +400,7 @@ def test_below_a_chain_that_grew_at_its_top_nobody_escapes_who_is_up_there(small
     assert call(small.web, "new", {"x-parent-session-id": "p5"}, max_tokens=2).status == 200
 
 
-def test_a_client_keys_budget_binds_all_its_sessions_and_no_other_keys(
+def test_a_client_key_budget_covers_all_sessions_of_that_key_only(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [
@@ -418,11 +418,11 @@ def test_a_client_keys_budget_binds_all_its_sessions_and_no_other_keys(
     assert 0 < int(replies[-1].header("retry-after") or 0) <= 60
 
 
-# --- what a crash leaves --------------------------------------------------------------------------------------------------
+# --- after a crash --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", [{"budget.tokens": 100_000}, {}], ids=["budget", "no budget"])
-def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its_lease_ends(
+def test_a_stream_of_a_killed_worker_is_charged_by_its_last_note_when_its_lease_ends(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, limits: dict[str, object]
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, **limits}
@@ -445,8 +445,8 @@ def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its
     assert (record["outcome"], record["usage_source"]) == ("worker_lost", "estimated")
 
 
-class Reading:
-    """A stream that is read by a client that stays, in a thread."""
+class StreamReader:
+    """A stream that a client reads to its end, in a thread."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self._text, self._pool = bytearray(), ThreadPoolExecutor(1)
@@ -461,12 +461,12 @@ class Reading:
 
     @property
     def tokens(self) -> int:
-        """What has come, as the gateway estimates it."""
+        """Return the received output tokens, as the gateway estimates them."""
         texts = re.findall(rb'"content":"([^"]*)"', bytes(self._text))
         return rounded_up(estimate_tokens(b"".join(texts).decode()))
 
     def all(self) -> int:
-        """The same once its connection has ended."""
+        """Return the received output tokens after the connection has ended."""
         self._done.result()
         self._pool.shutdown()
         return self.tokens
@@ -485,13 +485,13 @@ def charged_after_a_kill(gateway: GatewayProcess, start: Callable[[], GatewayPro
     return view["cumulative_token_usage"]["output_tokens"]
 
 
-def test_of_a_fast_stream_no_more_than_256_tokens_are_not_charged_where_its_worker_is_killed(
+def test_at_most_256_tokens_of_a_fast_stream_are_not_charged_after_a_kill(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
     gateway = gateway_process(mock_server.url, **flags)
     mock.behaviour = Behaviour(chunks=60_000, interval=0.0001)
-    reading = Reading(gateway)
+    reading = StreamReader(gateway)
     until(lambda: reading.tokens > 1_000)
     gateway.signal(signal.SIGKILL)
     gateway.wait()
@@ -505,15 +505,15 @@ def charged_so_far(gateway: GatewayProcess) -> int:
     return int(reply.json["cumulative_token_usage"]["output_tokens"]) if reply.status == 200 else 0
 
 
-def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_charged_for_what_came_after_that(
+def test_a_stream_assumed_lost_while_its_worker_was_stopped_is_charged_for_later_output(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000}
     gateway = gateway_process(mock_server.url, **flags)
     other = gateway_process(mock_server.url, **flags, **{"store.url": f"sqlite://{gateway.store}"})
     mock.behaviour = Behaviour(chunks=60_000, interval=0.005)
-    reading = Reading(gateway)
-    # What was delivered is noted every 256 tokens: without a note, nothing of the stream is charged while it stands still.
+    reading = StreamReader(gateway)
+    # Delivered output is noted every 256 tokens. Without a note, nothing is charged while the worker is stopped.
     until(lambda: reading.tokens > 700)
     gateway.signal(signal.SIGSTOP)
     assumed = until(lambda: charged_so_far(other), 60)
@@ -526,7 +526,7 @@ def test_a_stream_that_others_took_for_lost_while_its_worker_stood_still_is_char
 
 
 @pytest.mark.parametrize(("on_failure", "begun"), [("closed", "before"), ("open", "before"), ("open", "meanwhile")])
-def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker_is_killed_meanwhile(
+def test_output_delivered_without_a_store_is_charged_after_the_worker_is_killed(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, on_failure: str, begun: str
 ) -> None:
     flags: dict[str, object] = {"budget.lease_s": 5, "budget.tokens": 100_000, "store.timeout_ms": 250}
@@ -536,7 +536,7 @@ def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker
     with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
         if begun == "meanwhile":
             db.execute("BEGIN EXCLUSIVE")
-        reading = Reading(gateway)
+        reading = StreamReader(gateway)
         if begun == "before":
             until(lambda: holds(gateway.store) == 1)
             until(lambda: _locked(db))
@@ -564,14 +564,16 @@ def test_what_was_delivered_while_the_store_was_away_is_charged_where_the_worker
         b'{"budget": "' + b"x" * 70_000 + b'"}', b'{"budget":' + b"[" * 5_000,
     ],
 )  # fmt: skip
-def test_a_change_that_makes_no_sense_changes_nothing(gateway: GatewayThread, session: str, body: bytes) -> None:
+def test_an_invalid_budget_change_is_refused_and_changes_nothing(
+    gateway: GatewayThread, session: str, body: bytes
+) -> None:
     call(gateway.web, session)
     reply = gateway.web.send("PATCH", f"/api/sessions/{session}", body)
     assert (reply.status, reply.error["code"]) == (400, "invalid_request"), reply.body
     assert budget(gateway.web, session) is None
 
 
-def test_a_budget_may_be_set_before_the_first_call_changed_in_parts_and_taken_back(small: GatewayThread) -> None:
+def test_a_budget_can_be_set_before_the_first_call_changed_partly_and_removed(small: GatewayThread) -> None:
     limit(small, "new", tokens=5, calls=1)
     assert call(small.web, "new").error["budget"]["limit"] == 5
     limit(small, "new", tokens=500)
@@ -592,7 +594,7 @@ def test_a_budget_may_be_set_before_the_first_call_changed_in_parts_and_taken_ba
     ],
     ids=["directive", "body", "model"],
 )
-def test_a_call_refused_before_its_accounts_are_read_still_says_its_budget(
+def test_a_call_refused_before_its_accounts_are_read_still_reports_its_budget(
     body: Any, headers: dict[str, str], code: str, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, budget={"tokens": 1_000}, default_provider=None)
@@ -606,7 +608,7 @@ def test_a_call_refused_before_its_accounts_are_read_still_says_its_budget(
     assert gateway.web.get("/api/sessions/above").status == 404
 
 
-def test_a_call_refused_without_a_session_says_the_budget_of_its_key(
+def test_a_call_refused_without_a_session_reports_the_budget_of_its_key(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": "alice", "key": "alice-0123456789abcdef", "budget": {"tokens": 700}}]
@@ -618,7 +620,7 @@ def test_a_call_refused_without_a_session_says_the_budget_of_its_key(
     assert (refused.header("x-gateway-request-id"), refused.header("x-session-id")) == ("mine", None)
 
 
-def test_only_the_operator_changes_a_budget(
+def test_only_the_admin_key_can_change_a_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": "alice", "key": "alice-0123456789abcdef"}]
@@ -632,17 +634,17 @@ def test_only_the_operator_changes_a_budget(
     assert call(gateway.web, "s", own, max_tokens=50).error["code"] == "budget_exhausted"
 
 
-def test_resetting_a_session_gives_it_its_budget_back(small: GatewayThread) -> None:
+def test_resetting_a_session_restores_its_budget(small: GatewayThread) -> None:
     limit(small, "s", calls=1)
     assert [call(small.web, "s").status for _ in range(2)] == [200, 400]
     assert small.web.send("POST", "/api/sessions/s/reset").status == 200
     assert call(small.web, "s").status == 200
 
 
-# --- what looked right and was not ----------------------------------------------------------------------------------------
+# --- regressions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_not_ended_because_it_is_fast(
+def test_a_fast_stream_is_not_ended_early(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, models=GROWS, **{"budget.tokens": 1_000_000})
@@ -654,14 +656,14 @@ def test_a_stream_is_not_ended_because_it_is_fast(
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": None}, {"max_tokens": 1_500}])
-def test_a_stream_that_is_held_whole_is_ended_where_its_provider_goes_far_beyond_the_limit(
+def test_a_stream_reserved_in_full_is_ended_if_its_provider_far_exceeds_the_limit(
     byte_server: StartUpstream, gateway_server: StartGateway, fields: dict[str, Any]
 ) -> None:
     def without_end(connection: Connection) -> None:
         connection.send(SSE_HEAD)
         for _ in range(5_000):
             connection.send(chunk("four words and more " * 10))
-            time.sleep(0.002)  # a model takes its time, and one read brings little
+            time.sleep(0.002)  # a model takes its time, and one read returns little
 
     gateway = gateway_server(byte_server(without_end).url, **{"budget.tokens": 3_000})
     reply = call(gateway.web, "s", stream=True, model="unknown-model", **fields)
@@ -680,7 +682,7 @@ def ended(reason: str, **changes: Any) -> bytes:
 @pytest.mark.parametrize("words", [1, 50])
 @pytest.mark.parametrize("together", [1, 100, 100_000])
 @pytest.mark.parametrize("fields", [{"max_tokens": None}, {"max_tokens": 3_000}])
-def test_a_stream_that_comes_all_at_once_is_ended_near_the_limit_that_its_provider_ignores(
+def test_a_stream_that_arrives_at_once_is_ended_near_the_limit_that_its_provider_ignores(
     byte_server: StartUpstream, gateway_server: StartGateway, fields: dict[str, Any], together: int, words: int
 ) -> None:
     events = [chunk(" word" * words)] * (30_000 // words)
@@ -700,7 +702,7 @@ def test_a_stream_that_comes_all_at_once_is_ended_near_the_limit_that_its_provid
     assert 0.9 * held < delivered < 1.5 * held + 1_024
 
 
-def test_what_comes_with_one_event_that_is_far_too_long_says_what_it_costs(
+def test_usage_after_one_far_too_long_event_is_charged(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 30_000, "total_tokens": 30_010}
@@ -712,7 +714,7 @@ def test_what_comes_with_one_event_that_is_far_too_long_says_what_it_costs(
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": None}, {"max_tokens": 3_000}])
-def test_a_stream_that_keeps_to_its_limit_is_not_ended_early_at_any_speed(
+def test_a_stream_within_its_limit_is_not_ended_early_at_any_speed(
     byte_server: StartUpstream, gateway_server: StartGateway, fields: dict[str, Any]
 ) -> None:
     def obeys(connection: Connection) -> None:
@@ -728,7 +730,7 @@ def test_a_stream_that_keeps_to_its_limit_is_not_ended_early_at_any_speed(
     assert sum("river" in str(event) for event in reply.events) == record["usage"]["output_tokens"] > 2_500
 
 
-def test_streams_side_by_side_spend_no_more_than_was_left_while_the_store_is_away(
+def test_concurrent_streams_stay_within_the_budget_while_the_store_is_unavailable(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(
@@ -748,7 +750,7 @@ def test_streams_side_by_side_spend_no_more_than_was_left_while_the_store_is_awa
     assert budget(gateway.web, "s")["used"]["tokens"] <= 8_000
 
 
-def test_what_one_call_declares_is_no_other_calls_budget_while_the_store_is_away(
+def test_a_declared_budget_applies_to_its_call_only_while_the_store_is_unavailable(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     flags = {"budget.tokens": 1_000, "store.on_failure": "open", "store.timeout_ms": 250}
@@ -766,7 +768,7 @@ def test_what_one_call_declares_is_no_other_calls_budget_while_the_store_is_away
 
 
 @pytest.mark.parametrize("on_failure", ["closed", "open"])
-def test_a_stream_that_outlasts_the_store_ends_where_its_hold_does(
+def test_a_stream_without_a_store_ends_when_its_reservation_is_used_up(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, on_failure: str
 ) -> None:
     flags = {"budget.tokens": 1_000_000, "store.on_failure": on_failure, "store.timeout_ms": 250}
@@ -783,12 +785,12 @@ def test_a_stream_that_outlasts_the_store_ends_where_its_hold_does(
     finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
     assert finish[-1] == "length"
     until(lambda: (view := gateway.web.get("/api/sessions/s")).status == 200 and view.json["calls"] == 1)
-    # What one read brings: some 400 KiB at the most, where much had come meanwhile.
+    # One read returns at most some 400 KiB, if much has arrived in between.
     assert budget(gateway.web, "s")["used"]["tokens"] < held + 4_000
 
 
 def _locked(db: sqlite3.Connection) -> bool:
-    """Lock a store that is being written to."""
+    """Lock a store that is being written to; return True if that succeeded."""
     try:
         db.execute("BEGIN EXCLUSIVE")
     except sqlite3.OperationalError:
@@ -796,7 +798,7 @@ def _locked(db: sqlite3.Connection) -> bool:
     return True
 
 
-def test_a_call_that_would_be_shortened_when_alone_is_busy_and_not_exhausted(
+def test_a_call_that_would_be_clamped_alone_gets_budget_busy_and_not_exhausted(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     upstream = byte_server(lambda connection: connection.whole(completion()))
@@ -812,7 +814,7 @@ def test_a_call_that_would_be_shortened_when_alone_is_busy_and_not_exhausted(
     assert second.error["code"] == "budget_busy"
 
 
-def test_the_remedy_names_the_session_as_the_command_takes_it(
+def test_the_remedy_names_the_session_as_the_command_expects_it(
     mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": "alice", "key": "alice-0123456789abcdef"}]
@@ -822,13 +824,15 @@ def test_the_remedy_names_the_session_as_the_command_takes_it(
 
 
 @pytest.mark.parametrize("path", ["responses", "completions", "messages", "embeddings"])
-def test_a_body_that_names_a_key_twice_is_no_way_round(small: GatewayThread, mock: MockProvider, path: str) -> None:
+def test_a_body_with_a_duplicate_key_cannot_bypass_the_budget(
+    small: GatewayThread, mock: MockProvider, path: str
+) -> None:
     body = b'{"model": "m", "model": "m", "max_tokens": 9, "input": "' + b"word " * 3_000 + b'"}'
     reply = small.web.send("POST", f"/v1/{path}", body, {"x-session-id": "s"})
     assert (reply.status, mock.calls) == (400, [])
 
 
-def test_a_call_that_names_no_model_is_no_way_round_a_budget_in_dollars(
+def test_a_call_without_a_model_cannot_bypass_a_usd_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05"})
@@ -836,14 +840,14 @@ def test_a_call_that_names_no_model_is_no_way_round_a_budget_in_dollars(
     assert (reply.status, reply.error["code"]) == (400, "price_unknown")
 
 
-def test_each_of_several_prompts_is_held(small: GatewayThread, mock: MockProvider) -> None:
+def test_the_output_of_each_of_several_prompts_is_reserved(small: GatewayThread, mock: MockProvider) -> None:
     body = {"model": "m", "prompt": ["word " * 20] * 20, "max_tokens": 640}
     assert small.web.post("/v1/completions", body, {"x-session-id": "s"}).status == 200
     assert mock.billed().total_tokens <= 1_000
 
 
 @pytest.mark.parametrize("limits", [{"budget.calls": 5}, {"budget.tokens": 1_000}])
-def test_a_limit_beyond_all_numbers_is_only_a_limit(
+def test_a_huge_output_limit_is_accepted(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, limits: dict[str, object]
 ) -> None:
     gateway = gateway_server(mock_server.url, **limits)
@@ -851,7 +855,7 @@ def test_a_limit_beyond_all_numbers_is_only_a_limit(
     assert call(gateway.web, "s").status == 200
 
 
-def test_fast_streams_side_by_side_stay_near_their_budget(
+def test_fast_concurrent_streams_stay_near_their_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 20_000})

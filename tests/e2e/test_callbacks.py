@@ -1,4 +1,4 @@
-"""callbacks: in the configuration of a running gateway, with a real receiver and a user's own class."""
+"""Callbacks in the configuration of a running gateway, with a real webhook receiver and a user's observer class."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def events(receiver: Receiver) -> list[Any]:
     return [json.loads(one.body) for one in receiver.requests]
 
 
-def test_a_webhook_hears_of_calls_what_the_api_shows_and_no_prompt(
+def test_a_webhook_receives_what_the_api_shows_of_calls_but_no_prompt(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     hook = {"url": receiver.url, "events": ALL, "secret": SECRET}
@@ -55,7 +55,7 @@ def test_a_webhook_hears_of_calls_what_the_api_shows_and_no_prompt(
     assert all(one.headers["webhook-signature"].startswith("v1,") for one in receiver.requests)
 
 
-def test_a_receiver_that_does_not_answer_slows_no_call_and_not_the_end(
+def test_a_silent_receiver_slows_neither_calls_nor_the_shutdown(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     receiver.gate.clear()
@@ -67,7 +67,7 @@ def test_a_receiver_that_does_not_answer_slows_no_call_and_not_the_end(
         gateway.stop()
 
 
-def test_what_waits_is_sent_when_the_gateway_stops(
+def test_queued_events_are_sent_when_the_gateway_stops(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"callbacks.webhooks": [{"url": receiver.url}]})
@@ -87,7 +87,7 @@ OBSERVER = """
 """
 
 
-def test_a_class_of_the_users_own_hears_of_calls_and_its_bugs_change_nothing(
+def test_an_observer_class_receives_calls_and_its_errors_change_nothing(
     mock_server: MockServer,
     mock: MockProvider,
     gateway_server: StartGateway,
@@ -103,7 +103,7 @@ def test_a_class_of_the_users_own_hears_of_calls_and_its_bugs_change_nothing(
     assert {event["session"] for event in heard} == {"s"}
 
 
-def test_a_step_is_told_when_a_session_is_in_it(
+def test_a_webhook_receives_each_step_change_once(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     steps = [
@@ -120,14 +120,14 @@ def test_a_step_is_told_when_a_session_is_in_it(
     assert (second["step_before"], second["step"], second["session"]) == ("work", "review", "s")
 
 
-def test_a_step_that_is_set_by_hand_is_told_too(
+def test_a_webhook_receives_a_step_set_by_the_api(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
 ) -> None:
     steps = [{"name": "review", "conditions": [{"message_matches": "review"}]}, {"name": "work", "is_default": True}]
     hook = {"url": receiver.url, "events": ["on_step"], "secret": SECRET}
     gateway = gateway_server(mock_server.url, **{"steps": steps, "callbacks.webhooks": [hook]})
     for _ in range(2):
-        # The second time nothing changes.
+        # The second time, nothing changes.
         assert gateway.web.send("PATCH", "/api/sessions/s", {"active_step": "review"}).status == 200
     assert gateway.web.send("PATCH", "/api/sessions/s", {"active_step": None}).status == 200
     until(lambda: len(receiver.requests) == 2)

@@ -1,4 +1,4 @@
-"""The chaos run of `bench/chaos.py`, short; and what longer ones found."""
+"""Run `bench/chaos.py` for a short time, and test what longer runs have found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 SHORT = "--calls 400 --workers 2 --clients 12 --sessions 10 --kill-every 1.5 --seed 20261121 --json"
 
 
-def test_no_call_is_lost_or_charged_twice_while_workers_are_killed_and_the_store_is_locked() -> None:
+def test_killed_workers_and_a_locked_store_lose_no_call_and_charge_none_twice() -> None:
     command = [sys.executable, str(ROOT / "bench" / "chaos.py"), *SHORT.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.stdout, done.stderr
@@ -37,10 +37,10 @@ def test_no_call_is_lost_or_charged_twice_while_workers_are_killed_and_the_store
     assert report["lost_calls"] == report["twice_calls"] == report["holds"] == 0
 
 
-def test_a_request_whose_client_was_gone_before_it_was_accepted_is_never_another_ones(
+def test_a_request_of_a_reset_connection_is_never_charged_to_another_session(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
-    # Of a connection that was reset nobody can say any more where it came from.
+    # The address of a client is unknown after its connection was reset.
     gateway = gateway_process(mock_server.url, **{"budget.tokens": 1_000})
     gateway.signal(signal.SIGSTOP)
     body = json.dumps({"model": "mock-small", "messages": HI}).encode()

@@ -1,4 +1,4 @@
-"""Sessions that use what Anthropic's API does by itself, through a gateway that trims, bounds and restricts them."""
+"""Sessions that use Anthropic's own context features while the gateway trims, limits and restricts them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FEATURES = {
     "edits": Feature([EDITING], {"context_management": {"edits": EDITS}}),
     "edits, streamed": Feature([EDITING], {"context_management": {"edits": EDITS}}, stream=True),
 }
-#: input tokens: the API compacts nothing below 50,000, and a client that compacts has shorter conversations
+#: Input tokens. The API compacts nothing below 50,000, and a client that compacts has shorter conversations.
 CONTEXT_BUDGETS = {"threshold": 60_000, "on demand": 8_000, "on demand, kept turns": 8_000}
-#: tokens: about a third more than the session needs, so that results are shown shorter towards its end
+#: Tokens: about a third more than the session needs, so that results are shortened towards its end.
 SESSION_BUDGETS = {
     "on demand": 260_000, "on demand, kept turns": 320_000, "threshold": 1_300_000, "task budget": 850_000,
     "fallbacks": 900_000, "fallbacks, streamed": 900_000, "edits": 200_000, "edits, streamed": 200_000,
@@ -58,7 +58,7 @@ SETUPS = ("context budget", "session budget with modes", "steps")
 
 @pytest.fixture
 def claude(mock: MockProvider) -> Iterator[MockProvider]:
-    """The built-in provider with today's rules of Claude models."""
+    """Yield the built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
     mock.claude = ()
@@ -101,14 +101,14 @@ def settled(gateway: GatewayThread) -> tuple[int, int, Decimal]:
 
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", FEATURES)
-def test_a_session_is_never_refused_and_is_charged_for_what_is_billed(
+def test_a_session_is_never_refused_and_is_charged_what_the_provider_bills(
     name: str, setup: str, gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     settings, headers = settings_of(setup, name)
     gateway = gateway_server(mock_server.url, **settings)
     feature = FEATURES[name]
     if setup == "context budget" and name == "threshold":
-        # No request that is kept below the threshold is compacted, so the budget comes after that.
+        # The budget starts later, because no request below the threshold is compacted.
         feature = replace(feature, lowers=(20, 20_000))
     played = Agent(gateway.base_url, claude, feature, headers).play(TURNS)
     assert (played.errors, refusals(claude)) == ([], [])
@@ -120,7 +120,7 @@ def test_a_session_is_never_refused_and_is_charged_for_what_is_billed(
 
 
 def _check_setup(setup: str, name: str, played: Played) -> None:
-    """The gateway had something to do, and so had the API."""
+    """Check that the gateway and the API both had something to do."""
     if setup == "context budget":
         assert any("thinking=" in headers["x-context-trimmed"] for headers in played.headers)
     if setup == "session budget with modes":
@@ -137,7 +137,7 @@ def _check_setup(setup: str, name: str, played: Played) -> None:
 
 
 def _check_bytes(feature: Feature, claude: MockProvider, played: Played) -> None:
-    """What must not be written again arrived as the client sent it."""
+    """Check that values that must not be rewritten arrived as the client sent them."""
     bodies = [call.body.decode() for call in claude.calls]
     ordinary = [body for body in bodies if '"compaction":{"type":"summarize"}' not in body]
     assert len(ordinary) == TURNS
@@ -145,7 +145,7 @@ def _check_bytes(feature: Feature, claude: MockProvider, played: Played) -> None
         text = f'"{key}":{dumped(value)}'
         assert sum(text not in body for body in ordinary) == bool(feature.remaining_at)
     for block in played.blocks[:-1]:
-        # The unsigned ones come from a stream or a whole response, and are sent back as the SDK writes them.
+        # The unsigned blocks are from a stream or a whole response. They are sent back as the SDK writes them.
         assert any(block in body for body in ordinary)
     for body in map(json.loads, bodies):
         places = [
@@ -170,21 +170,21 @@ KEEPING = Feature([ON_DEMAND], compacts_every=12, keeps=4)
 @pytest.mark.parametrize(
     ("settings", "counts"), [({}, [2, 3]), ({"context.budget": 6_000}, [0, 1])], ids=["unchanged", "trimmed before"]
 )
-def test_thinking_in_kept_turns_is_sent_where_the_conversation_was_sent_as_received(
+def test_thinking_in_kept_turns_is_sent_if_the_conversation_was_untrimmed(
     settings: dict[str, object],
     counts: list[int],
     gateway_server: StartGateway,
     mock_server: MockServer,
     claude: MockProvider,
 ) -> None:
-    """The client keeps two responses. After the first one, each new one adds its own thinking."""
+    """The client keeps two responses. After the first one, each new response adds its own thinking."""
     gateway = gateway_server(mock_server.url, **settings)
     played = Agent(gateway.base_url, claude, KEEPING, {"x-session-id": "one"}).play(14)
     assert (played.errors, refusals(claude)) == ([], [])
     assert [len(thinking_in(call.body)) for call in claude.calls[-2:]] == counts
 
 
-def test_a_summary_is_made_of_results_as_kept_turns_were_created_after_them(
+def test_a_summary_request_has_results_in_the_mode_that_the_kept_turns_saw(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     """The response mode changes between the last call and the request for a summary."""
@@ -200,7 +200,7 @@ def test_a_summary_is_made_of_results_as_kept_turns_were_created_after_them(
     assert len(thinking_in(claude.calls[-1].body)) == 2
 
 
-def test_a_conversation_that_goes_on_while_it_is_summarized_keeps_its_thinking(
+def test_a_conversation_that_continues_while_it_is_summarized_keeps_its_thinking(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 8_000})
@@ -214,10 +214,10 @@ def test_a_conversation_that_goes_on_while_it_is_summarized_keeps_its_thinking(
     assert set(before) < set(thinking_in(claude.calls[-1].body))
 
 
-def test_a_client_may_leave_out_what_an_unsigned_compaction_stands_for(
+def test_a_client_may_omit_the_messages_that_an_unsigned_compaction_replaces(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
-    """The turns after the compaction were trimmed before that, so that their thinking is bound to what was left."""
+    """The turns after the compaction were trimmed before it, so their thinking is bound to what was left."""
     gateway = gateway_server(mock_server.url)
     feature = replace(FEATURES["threshold"], lowers=(18, 14_000))
     agent = Agent(gateway.base_url, claude, feature, {"x-session-id": "one"})

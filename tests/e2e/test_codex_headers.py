@@ -1,4 +1,4 @@
-"""The headers of Codex: they name the session, subagents included, and all of them are forwarded."""
+"""The headers of Codex name the session, also for subagents, and all of them are forwarded."""
 
 from __future__ import annotations
 
@@ -39,28 +39,30 @@ def test_a_thread_and_its_subagents_are_one_session(web: Web, mock: MockProvider
     assert all(mock.calls[-1].header(name) == value for name, value in helper.items())
 
 
-def test_threads_of_two_sessions_are_kept_apart(web: Web, mock: MockProvider, session: str) -> None:
+def test_threads_of_two_sessions_are_separate_sessions(web: Web, mock: MockProvider, session: str) -> None:
     del mock
     for name in (f"{session}-a", f"{session}-b"):
         web.post(PATH, BODY, of(name, name))
     assert (calls(web, f"{session}-a"), calls(web, f"{session}-b")) == (1, 1)
 
 
-def test_without_a_session_the_thread_names_it(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_thread_id_names_the_session_if_there_is_no_session_id(web: Web, mock: MockProvider, session: str) -> None:
     del mock
     web.post(PATH, BODY, {"thread-id": session})
     assert calls(web, session) == 1
 
 
 @pytest.mark.parametrize("parent", ["", "another"])
-def test_without_headers_the_body_names_it(web: Web, mock: MockProvider, session: str, parent: str) -> None:
+def test_client_metadata_names_the_session_if_there_are_no_headers(
+    web: Web, mock: MockProvider, session: str, parent: str
+) -> None:
     del mock
     body = metadata(session, f"{session}-helper")
     web.post(PATH, {**body, "prompt_cache_key": parent or session})
     assert calls(web, session) == 1
 
 
-def test_the_turn_state_of_a_provider_is_passed_on_and_comes_back_to_it(
+def test_the_turn_state_header_is_forwarded_in_both_directions(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     states: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Conversations are compacted by their provider, else by the gateway, whose items only it expands."""
+"""Conversations are compacted by their provider or else by the gateway, which expands its own items."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TASK = {"role": "user", "content": "Count the parcels of all halls, and say wher
 TOOLS = [{"type": "function", "name": "list_hall", "parameters": {"type": "object", "properties": {}}}]
 HALLS = 20
 SECRET = "parcel 19-3 weight 57"
-OURS = {"providers.upstream.compaction": False}
-THEIRS = {"providers.upstream.compaction": True}
+BY_GATEWAY = {"providers.upstream.compaction": False}
+BY_PROVIDER = {"providers.upstream.compaction": True}
 
 
 def conversation() -> list[Any]:
@@ -52,7 +52,7 @@ def sdk(gateway: GatewayThread, session: str = "s", **headers: str) -> Iterator[
 
 
 def compact(client: openai.OpenAI, items: Any = None, *, version: int = 2, **fields: Any) -> tuple[Any, Any]:
-    """The compaction item, as the client sends it back, and the usage."""
+    """Return the compaction item, as the client sends it back, and the usage."""
     items = conversation() if items is None else items
     made: Any
     if version == 1:
@@ -86,7 +86,7 @@ def calls(web: Web, session: str = "s") -> list[Any]:
 
 
 def holds_the_conversation(items: list[dict[str, Any]]) -> bool:
-    """Whether what a provider got says what the conversation said last, and far less than all of it."""
+    """Return True if the provider got the last facts of the conversation in less than half of its length."""
     text = json.dumps(items)
     return SECRET in text and TASK["content"] in text and len(text) < len(json.dumps(conversation())) / 2
 
@@ -94,11 +94,11 @@ def holds_the_conversation(items: list[dict[str, Any]]) -> bool:
 # --- by the gateway --------------------------------------------------------------------------------------------------
 
 
-def test_a_long_conversation_is_expanded_whole(
+def test_a_compacted_long_message_is_expanded_in_full(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rules = {"role": "developer", "content": "Say each number in words. " * 20_000}
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         item, _ = compact(client, [rules])
         go_on(client, item)
     assert sent(mock) == [rules]
@@ -106,10 +106,10 @@ def test_a_long_conversation_is_expanded_whole(
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_gateway_compacts_where_its_provider_does_not_and_expands_the_item(
+def test_the_gateway_compacts_if_the_provider_does_not_and_expands_the_item(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, stream: bool
 ) -> None:
-    gateway = gateway_server(mock_server.url, **OURS)
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY)
     with sdk(gateway) as client:
         item, usage = compact(client, version=version)
         assert mock.calls == []
@@ -127,34 +127,34 @@ def test_the_gateway_compacts_where_its_provider_does_not_and_expands_the_item(
     assert after["usage"]["total_tokens"] == mock.billed().total_tokens
 
 
-def test_a_trigger_without_a_stream_is_answered_whole(
+def test_a_trigger_without_a_stream_gets_a_whole_response(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         made: Any = client.responses.create(model="gpt-4o", input=[*conversation(), TRIGGER])
     assert [item.type for item in made.output] == ["compaction"]
     assert made.status == "completed"
     assert mock.calls == []
 
 
-def test_a_compaction_outlives_the_gateways_process(
+def test_a_compaction_survives_a_restart(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **OURS)
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY)
     with sdk(gateway) as client:
         item, _ = compact(client)
     gateway.stop()
-    with sdk(gateway_server(mock_server.url, folder=gateway.folder, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, folder=gateway.folder, **BY_GATEWAY)) as client:
         go_on(client, item)
     assert holds_the_conversation(sent(mock))
 
 
-def test_another_worker_of_one_redis_expands_a_compaction(
+def test_another_worker_with_the_same_redis_expands_a_compaction(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, tmp_path: Path
 ) -> None:
     redis = RedisServer(tmp_path)
     try:
-        flags = {**OURS, "store.url": redis.url}
+        flags = {**BY_GATEWAY, "store.url": redis.url}
         with sdk(gateway_server(mock_server.url, **flags)) as client:
             item, _ = compact(client)
         with sdk(gateway_server(mock_server.url, **flags)) as client:
@@ -177,17 +177,17 @@ def test_a_conversation_with_a_translated_provider_is_compacted(
             assert usage.total_tokens == 0
             assert mock.calls == []
         go_on(client, TASK, item, {"role": "user", "content": "Go on."})
-        # The translation would leave out an item of another provider, and the conversation with it.
+        # The translation would leave out an item of another provider, and with it the conversation.
         foreign = {"type": "compaction", "encrypted_content": "gAAAAABn"}
         assert refused(client, foreign)["code"] == "invalid_encrypted_content"
     assert mock.calls[-1].path == "/v1/messages"
     assert holds_the_conversation(json.loads(mock.calls[-1].body)["messages"])
 
 
-def test_a_compaction_is_compacted_again(
+def test_a_compaction_can_be_compacted_again(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         first, _ = compact(client)
         second, _ = compact(client, [first, *conversation()[1:]])
         assert first["encrypted_content"] != second["encrypted_content"]
@@ -198,14 +198,14 @@ def test_a_compaction_is_compacted_again(
 
 def test_a_retry_gives_the_same_item(gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider) -> None:
     del mock
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         assert compact(client) == compact(client)
 
 
-def test_another_session_goes_on_from_a_compaction_even_when_its_own_is_gone(
+def test_another_session_can_use_a_compaction_even_after_its_session_is_deleted(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **OURS)
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY)
     with sdk(gateway, "first") as client:
         item, _ = compact(client)
     with sdk(gateway, "fork") as client:
@@ -215,10 +215,10 @@ def test_another_session_goes_on_from_a_compaction_even_when_its_own_is_gone(
     assert holds_the_conversation(sent(mock))
 
 
-def test_the_input_is_expanded_before_it_is_counted_by_the_provider(
+def test_the_input_is_expanded_before_the_provider_counts_it(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         item, _ = compact(client)
         client.responses.input_tokens.count(model="gpt-4o", input=[item])
     assert holds_the_conversation(sent(mock))
@@ -227,28 +227,28 @@ def test_the_input_is_expanded_before_it_is_counted_by_the_provider(
 def test_a_short_conversation_is_kept_whole(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         item, _ = compact(client, conversation()[:3])
         go_on(client, item)
     assert sent(mock) == conversation()[:3]
 
 
-def test_what_must_stay_is_kept_though_it_is_most_of_the_conversation(
+def test_pinned_messages_are_kept_although_they_are_most_of_the_conversation(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rules = {"role": "developer", "content": "Say each number in words. " * 2000}
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         item, _ = compact(client, [rules, *conversation()])
         go_on(client, item)
     assert sent(mock)[0] == rules
     assert holds_the_conversation(sent(mock)[1:])
 
 
-def test_a_budget_that_is_used_up_does_not_keep_a_free_compaction_from_being_made(
+def test_an_exhausted_budget_still_allows_a_free_compaction(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
-    with sdk(gateway_server(mock_server.url, **OURS), x_session_budget_tokens="100") as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY), x_session_budget_tokens="100") as client:
         with pytest.raises(openai.BadRequestError, match="budget"):
             go_on(client, *conversation())
         assert compact(client)[1].total_tokens == 0
@@ -265,12 +265,12 @@ def refused(client: openai.OpenAI, item: Any) -> dict[str, Any]:
     return body
 
 
-def test_an_item_of_another_deployment_is_refused_with_what_to_do(
+def test_an_item_of_another_deployment_is_refused_with_a_remedy(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         item, _ = compact(client)
-    with sdk(gateway_server(mock_server.url, **OURS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client:
         error = refused(client, item)
     assert error["code"] == "invalid_encrypted_content"
     assert error["param"] == "input"
@@ -278,10 +278,10 @@ def test_an_item_of_another_deployment_is_refused_with_what_to_do(
     assert mock.calls == []
 
 
-def test_a_changed_item_and_one_of_a_deleted_session_are_refused(
+def test_a_changed_item_and_an_item_of_a_deleted_session_are_refused(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **OURS)
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY)
     with sdk(gateway) as client:
         item, _ = compact(client)
         last = item["encrypted_content"][-1]
@@ -292,22 +292,22 @@ def test_a_changed_item_and_one_of_a_deleted_session_are_refused(
     assert mock.calls == []
 
 
-def test_no_client_key_opens_the_item_of_another(
+def test_a_client_key_cannot_open_the_item_of_another_key(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     keys = [{"name": name, "key": f"client-key-of-{name}"} for name in ("ada", "bob")]
-    gateway = gateway_server(mock_server.url, **OURS, **{"auth.keys": keys})
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY, **{"auth.keys": keys})
     with sdk(gateway) as client:
         item, _ = compact(client.with_options(api_key="client-key-of-ada"))
         assert refused(client.with_options(api_key="client-key-of-bob"), item)["code"] == "invalid_encrypted_content"
         go_on(client.with_options(api_key="client-key-of-ada"), item)
 
 
-def test_an_item_that_is_repeated_until_it_fills_the_memory_is_refused(
+def test_an_item_repeated_thousands_of_times_is_refused(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **OURS)
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY)
     with sdk(gateway) as client:
         item, _ = compact(client)
         with pytest.raises(openai.BadRequestError, match="they may hold"):
@@ -315,21 +315,21 @@ def test_an_item_that_is_repeated_until_it_fills_the_memory_is_refused(
     assert mock.calls == []
 
 
-def test_a_compaction_for_which_there_is_no_room_is_refused_with_the_setting(
+def test_a_compaction_without_storage_space_is_refused_with_the_setting_to_raise(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
-    gateway = gateway_server(mock_server.url, **OURS, **{"sessions.results_max_mb": 0})
+    gateway = gateway_server(mock_server.url, **BY_GATEWAY, **{"sessions.results_max_mb": 0})
     with sdk(gateway) as client, pytest.raises(openai.BadRequestError, match=r"Raise sessions\.results_max_mb"):
         compact(client)
 
 
-def test_a_conversation_that_its_provider_keeps_cannot_be_compacted_by_the_gateway(
+def test_a_conversation_stored_at_the_provider_cannot_be_compacted_by_the_gateway(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     del mock
     with (
-        sdk(gateway_server(mock_server.url, **OURS)) as client,
+        sdk(gateway_server(mock_server.url, **BY_GATEWAY)) as client,
         pytest.raises(openai.BadRequestError, match="Send the whole input"),
     ):
         compact(client, previous_response_id="resp_1")
@@ -338,13 +338,13 @@ def test_a_conversation_that_its_provider_keeps_cannot_be_compacted_by_the_gatew
 # --- with a summary --------------------------------------------------------------------------------------------------
 
 
-def test_a_configured_model_sums_up_what_is_left_out_and_the_session_pays_for_it(
+def test_a_configured_model_summarizes_what_is_left_out_at_the_cost_of_the_session(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.push(Turn("All halls were listed; parcel 7-11 stands in row 11 of hall 7."))
     gateway = gateway_server(
         mock_server.url,
-        **OURS,
+        **BY_GATEWAY,
         **{
             "context.strategies": ["dedupe", "summarize", "condense", "drop"],
             "context.summary": {"model": "writer", "max_tokens": 300},
@@ -365,8 +365,8 @@ def test_a_configured_model_sums_up_what_is_left_out_and_the_session_pays_for_it
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
-def test_a_provider_compacts_what_came_untrimmed_and_without_a_limit_and_is_metered(
+@pytest.mark.parametrize("flags", [BY_PROVIDER, {}], ids=["known", "asked"])
+def test_a_provider_compacts_the_untrimmed_input_without_a_limit_and_is_metered(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, flags: dict[str, Any]
 ) -> None:
     gateway = gateway_server(mock_server.url, **flags, **{"context.budget": 3000, "budget.tokens": 1_000_000})
@@ -379,23 +379,23 @@ def test_a_provider_compacts_what_came_untrimmed_and_without_a_limit_and_is_mete
         [record] = calls(gateway.web)
         assert record["usage"]["total_tokens"] == mock.billed().total_tokens
         go_on(client, TASK, item, {"role": "user", "content": "Go on."})
-    # The provider's own item goes back to it as it came.
+    # The provider's own item is sent back to it unchanged.
     assert sent(mock)[1] == item
 
 
-def test_a_compaction_is_held_against_the_budget_like_any_call(
+def test_a_compaction_is_reserved_in_the_budget_like_any_call(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **THEIRS, **{"budget.tokens": 1000})
+    gateway = gateway_server(mock_server.url, **BY_PROVIDER, **{"budget.tokens": 1000})
     with sdk(gateway) as client, pytest.raises(openai.BadRequestError, match="has used 0 of its"):
         compact(client)
     assert mock.calls == []
 
 
-def test_a_compaction_has_no_output_limit_where_little_of_the_budget_is_left(
+def test_a_compaction_has_no_output_limit_even_if_little_budget_is_left(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
-    gateway = gateway_server(mock_server.url, **THEIRS)
+    gateway = gateway_server(mock_server.url, **BY_PROVIDER)
     with sdk(gateway) as client:
         compact(client)
         budget = str(2 * mock.billed().input_tokens + 1000)
@@ -407,8 +407,8 @@ def test_a_compaction_has_no_output_limit_where_little_of_the_budget_is_left(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
-def test_a_refusal_to_compact_is_learned_and_the_gateway_compacts(
+@pytest.mark.parametrize("flags", [BY_PROVIDER, {}], ids=["known", "asked"])
+def test_a_refusal_to_compact_is_remembered_and_the_gateway_compacts(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, version: int, flags: dict[str, Any]
 ) -> None:
     mock.behaviour = Behaviour(compaction="refused")
@@ -417,16 +417,16 @@ def test_a_refusal_to_compact_is_learned_and_the_gateway_compacts(
         item, usage = compact(client, version=version)
         assert usage.total_tokens == 0
         assert len(mock.calls) == 1
-        # What was counted for the provider is not compared with the 0 tokens that are reported.
+        # Tokens that were counted for the provider are not compared with the 0 tokens that are reported.
         assert calls(gateway.web)[0]["context"] is None
         compact(client, version=version)
-        # It is not asked again.
+        # The provider is not asked again.
         assert len(mock.calls) == 1
         go_on(client, item)
     assert holds_the_conversation(sent(mock))
 
 
-def test_a_provider_that_answers_with_a_message_is_paid_and_the_gateway_compacts(
+def test_a_provider_that_returns_a_message_is_charged_and_the_gateway_compacts(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.behaviour = Behaviour(compaction="ignored")
@@ -445,7 +445,7 @@ def test_a_conversation_that_is_too_long_for_its_provider_is_compacted_by_the_ga
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     mock.behaviour = Behaviour(window=5000)
-    with sdk(gateway_server(mock_server.url, **THEIRS)) as client:
+    with sdk(gateway_server(mock_server.url, **BY_PROVIDER)) as client:
         item, _ = compact(client)
         assert item["encrypted_content"].startswith("gwc1_")
         assert len(mock.calls) == 1
@@ -453,8 +453,8 @@ def test_a_conversation_that_is_too_long_for_its_provider_is_compacted_by_the_ga
     assert holds_the_conversation(sent(mock))
 
 
-@pytest.mark.parametrize("flags", [THEIRS, {}], ids=["known", "asked"])
-def test_any_other_refusal_is_passed_on(
+@pytest.mark.parametrize("flags", [BY_PROVIDER, {}], ids=["known", "asked"])
+def test_any_other_refusal_of_a_compaction_is_forwarded(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, flags: dict[str, Any]
 ) -> None:
     mock.behaviour = Behaviour(status=403)
@@ -462,11 +462,11 @@ def test_any_other_refusal_is_passed_on(
         compact(client)
 
 
-def test_steps_leave_a_compaction_as_it_is(
+def test_steps_do_not_restrict_the_tools_of_a_compaction(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     steps = [{"name": "only", "is_default": True, "available_tools": {"allowed": ["list_hall"]}}]
-    gateway = gateway_server(mock_server.url, **THEIRS, steps=steps)
+    gateway = gateway_server(mock_server.url, **BY_PROVIDER, steps=steps)
     tools = [*TOOLS, {"type": "function", "name": "other", "parameters": {"type": "object", "properties": {}}}]
     with sdk(gateway) as client:
         compact(client, tools=tools)
@@ -491,7 +491,7 @@ def test_hosts_of_openai_compact_translated_providers_do_not_and_others_are_aske
     assert provider_of("own", config.Provider(**row)).compaction is compacts
 
 
-def test_a_translated_provider_cannot_be_told_to_compact() -> None:
+def test_a_translated_provider_cannot_be_configured_to_compact() -> None:
     with pytest.raises(ValueError, match="adapter litellm, which cannot translate it"):
         config.Provider(adapter="litellm", compaction=True)
 
@@ -507,7 +507,7 @@ def asked(socket: Any, **fields: Any) -> list[Any]:
     return events
 
 
-@pytest.mark.parametrize("flags", [OURS, THEIRS], ids=["gateway", "provider"])
+@pytest.mark.parametrize("flags", [BY_GATEWAY, BY_PROVIDER], ids=["gateway", "provider"])
 def test_a_conversation_is_compacted_over_a_websocket(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, flags: dict[str, Any]
 ) -> None:
@@ -519,10 +519,10 @@ def test_a_conversation_is_compacted_over_a_websocket(
         more = {"role": "user", "content": "Go on."}
         asked(socket, input=[TASK, item, more])
         whole = sent(mock)
-        # What the connection remembers of a compaction is its item, which stands for all before it.
+        # The connection remembers the item of a compaction, which replaces all earlier items.
         previous = asked(socket, input=[*conversation(), TRIGGER])[-1]["response"]["id"]
         asked(socket, input=[more], previous_response_id=previous)
-    if flags is THEIRS:
+    if flags is BY_PROVIDER:
         assert whole == [TASK, item, more]
         assert [one.get("type") for one in sent(mock)] == ["compaction", None]
     else:

@@ -1,4 +1,4 @@
-"""What a request weighs and what is sent of it, through a running gateway on real ports."""
+"""Count the tokens of requests and trim requests, through a running gateway on real ports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(
 
 
 def sent(mock: MockProvider) -> list[dict[str, Any]]:
-    """The messages of the last call that reached the provider."""
+    """Return the messages of the last call that reached the provider."""
     found: list[dict[str, Any]] = json.loads(mock.calls[-1].body)["messages"]
     return found
 
@@ -57,7 +57,7 @@ def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: 
         ("/v1/responses/compact", {"model": "gpt-4.1", "input": "word " * 300}),
     ],
 )
-def test_what_cannot_be_fitted_is_sent_as_it_came_and_its_answer_says_so(
+def test_a_request_that_cannot_be_trimmed_is_sent_unchanged_and_reported_as_unsupported(
     web: Web, mock: MockProvider, session: str, path: str, body: dict[str, Any]
 ) -> None:
     reply = web.post(path, body, {"x-session-id": session, "x-context-budget": "10"})
@@ -65,7 +65,7 @@ def test_what_cannot_be_fitted_is_sent_as_it_came_and_its_answer_says_so(
     assert reply.header("x-context-trimmed") == "unsupported"
 
 
-def test_only_what_was_sent_to_be_metered_says_that_it_was_not_fitted(web: Web, session: str) -> None:
+def test_only_metered_calls_report_unsupported_trimming(web: Web, session: str) -> None:
     named = {"x-session-id": session}
     refused = web.post("/v1/embeddings", b"{", named)
     assert (refused.status, refused.header("x-context-trimmed")) == (400, None)
@@ -74,7 +74,7 @@ def test_only_what_was_sent_to_be_metered_says_that_it_was_not_fitted(web: Web, 
     assert counted.header("x-context-trimmed") is None
 
 
-def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
+def test_a_request_over_its_budget_is_trimmed_and_keeps_calls_with_their_results(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     received = agent(12)
@@ -92,7 +92,7 @@ def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
     assert json.loads(mock.calls[-1].body)["tools"] == TOOLS
 
 
-def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: MockProvider, session: str) -> None:
+def test_the_next_turn_keeps_the_trimmed_prefix_unchanged(web: Web, mock: MockProvider, session: str) -> None:
     ask(web, session, agent(12), BUDGET)
     first = sent(mock)
     reply = ask(web, session, agent(13), BUDGET)
@@ -101,8 +101,8 @@ def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: MockProvider, 
     assert reply.header("x-context-trimmed") != "none"
 
 
-def test_who_spoke_by_turns_still_does(web: Web, mock: MockProvider, session: str) -> None:
-    """Some providers refuse anything else, such as a user's words behind a result."""
+def test_alternating_roles_still_alternate_after_trimming(web: Web, mock: MockProvider, session: str) -> None:
+    """Some providers refuse any other order, such as a user message after a tool result."""
     talk: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for turn in range(25):
         talk.append({"role": "user", "content": f"Question {turn} about order A{turn}0."})
@@ -117,7 +117,7 @@ def test_who_spoke_by_turns_still_does(web: Web, mock: MockProvider, session: st
     assert len(messages) < len(talk) - 1
 
 
-def test_another_gateway_on_the_same_store_sends_the_same(
+def test_another_gateway_with_the_same_store_sends_the_same_messages(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     first = gateway_server(mock_server.url)
@@ -130,7 +130,7 @@ def test_another_gateway_on_the_same_store_sends_the_same(
     assert sent(mock) == decided
 
 
-def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: str) -> None:
+def test_the_trimmed_items_of_a_call_match_its_header_and_the_savings(web: Web, session: str) -> None:
     received = agent(12)
     reply = ask(web, session, received, BUDGET)
     record = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json
@@ -151,7 +151,7 @@ def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: st
     assert saved == {"input_tokens": original - tokens, "calls": 1}
 
 
-def test_shadow_decides_and_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
+def test_shadow_mode_decides_but_sends_the_request_unchanged(web: Web, mock: MockProvider, session: str) -> None:
     received = agent(12)
     reply = ask(web, session, received, {**BUDGET, "x-context-trim": "shadow"})
     assert sent(mock) == received
@@ -162,14 +162,16 @@ def test_shadow_decides_and_sends_what_came(web: Web, mock: MockProvider, sessio
     assert web.get(f"/api/sessions/{session}").json["saved_by_trimming"]["calls"] == 0
 
 
-def test_off_sends_what_came(web: Web, mock: MockProvider, session: str) -> None:
+def test_trimming_off_sends_the_request_unchanged(web: Web, mock: MockProvider, session: str) -> None:
     received = agent(12)
     reply = ask(web, session, received, {**BUDGET, "x-context-trim": "off"})
     assert sent(mock) == received
     assert (reply.header("x-context-trimmed"), reply.header("x-context-shadow")) == ("none", None)
 
 
-def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_message_too_long_for_the_budget_is_refused_by_its_index_and_costs_nothing(
+    web: Web, mock: MockProvider, session: str
+) -> None:
     before = len(mock.calls)
     long = [*agent(2), {"role": "user", "content": "word " * 4000}]
     reply = ask(web, session, long, BUDGET)
@@ -181,7 +183,7 @@ def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mo
     assert reply.totals == (0, 0, 0)
 
 
-def test_what_cannot_be_fitted_may_be_forwarded_instead(
+def test_on_overflow_forward_sends_the_request_unchanged(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "forward"})
@@ -190,7 +192,7 @@ def test_what_cannot_be_fitted_may_be_forwarded_instead(
     assert sent(mock) == long
 
 
-def test_of_what_cannot_be_fitted_the_least_may_be_sent(
+def test_on_overflow_least_sends_the_least_possible(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
@@ -203,7 +205,7 @@ def test_of_what_cannot_be_fitted_the_least_may_be_sent(
     assert int(reply.header("x-context-tokens") or 0) > 4000
 
 
-def test_a_turn_that_is_too_long_leaves_the_next_what_there_was(
+def test_after_a_too_long_turn_the_next_turn_keeps_the_earlier_messages(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
@@ -223,7 +225,7 @@ def test_a_turn_that_is_too_long_leaves_the_next_what_there_was(
     "headers", [{"x-context-budget": "many"}, {"x-context-budget": "0"}, {"x-context-budget": "-5"},
                 {"x-context-trim": "maybe"}],
 )  # fmt: skip
-def test_a_header_that_says_nothing_is_refused(
+def test_an_invalid_context_header_is_refused(
     web: Web, mock: MockProvider, session: str, headers: dict[str, str]
 ) -> None:
     before = len(mock.calls)
@@ -234,7 +236,7 @@ def test_a_header_that_says_nothing_is_refused(
     assert len(mock.calls) == before
 
 
-def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
+def test_a_header_can_only_lower_the_configured_context_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 3000})
@@ -245,7 +247,7 @@ def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
         assert record["context"]["budget"] == limit
 
 
-def test_the_models_window_less_the_answers_limit_is_the_budget(
+def test_the_context_budget_is_the_window_minus_the_output_limit(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 4000, "output": 2000}]
@@ -256,7 +258,7 @@ def test_the_models_window_less_the_answers_limit_is_the_budget(
     assert numbers(reply)[0] <= 2500
 
 
-def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_the_client(
+def test_a_refusal_for_length_teaches_the_window_and_is_retried_for_the_client(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -268,12 +270,12 @@ def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_th
     assert record["context"]["budget"] == 3600
     assert "refused" in record["notes"]["context"]
     assert record["usage"]["input_tokens"] <= 4000
-    # From now on the window is known, to other sessions too: one call is enough.
+    # The window is now known to other sessions, too: one call is enough.
     assert ask(gateway.web, "t", agent(30), {"x-mock": "window=4000"}).status == 200
     assert len(mock.calls) == 3
 
 
-def test_an_answer_is_not_taken_off_what_only_limits_the_input(
+def test_the_output_limit_is_not_subtracted_from_an_input_limit(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "m", "provider": "upstream", "window": 20_000, "input": 12_000, "output": 6_000}]
@@ -287,7 +289,7 @@ def test_an_answer_is_not_taken_off_what_only_limits_the_input(
     assert (model["window"], model["input"], model["output"]) == (20_000, 12_000, 6_000)
 
 
-def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
+def test_a_refusal_that_names_an_input_limit_teaches_it_and_no_window(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -302,7 +304,7 @@ def test_a_refusal_that_names_the_most_input_teaches_that_and_no_window(
     assert again.header("x-context-budget-tokens") == "4000", "nothing is taken off for the answer"
 
 
-def test_a_larger_window_that_a_call_asks_for_by_a_header_is_its_own(
+def test_a_larger_window_requested_by_a_beta_header_applies_to_that_call(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "m", "provider": "upstream", "betas": {"wide-1": 30_000}}]
@@ -318,11 +320,11 @@ def test_a_larger_window_that_a_call_asks_for_by_a_header_is_its_own(
     assert budget("c", wide) == "27000"
     assert dict(mock.calls[-1].headers)["anthropic-beta"] == "other-1, wide-1"
     assert len(sent(mock)) == len(agent(20))
-    # A provider that refuses it all the same teaches so, of calls like this one.
+    # A provider that refuses it anyway teaches the window of calls with this header.
     assert budget("d", {**wide, "x-mock": "window=5000"}) == budget("e", wide) == "4500"
 
 
-def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_said(
+def test_a_configured_window_takes_precedence_over_a_learned_one(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "gpt-4o", "provider": "upstream", "window": 100_000}]
@@ -332,7 +334,7 @@ def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_
     assert later.header("x-context-trimmed") == "none"
 
 
-def test_an_absurd_window_teaches_nothing(
+def test_an_absurd_reported_window_is_ignored(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -340,7 +342,7 @@ def test_an_absurd_window_teaches_nothing(
     assert ask(gateway.web, "t", agent(3)).status == 200
 
 
-def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_context_budget_for_more_than_20_000_messages_is_refused(web: Web, mock: MockProvider, session: str) -> None:
     before = len(mock.calls)
     many: list[dict[str, Any]] = [{"role": "user", "content": "hi"}] * 20_001
     marked: list[dict[str, Any]] = [{**many[0], "x_gateway": {"priority": 0}}, *many]
@@ -354,7 +356,7 @@ def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: MockProvider, s
     assert (asked.status, asked.header("x-context-trimmed")) == (200, "unsupported")
 
 
-def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
+def test_a_refusal_for_length_is_forwarded_if_trimming_cannot_help(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -367,7 +369,7 @@ def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
     assert (off.status, off.header("x-gateway-upstream-error")) == (400, "true")
 
 
-def test_a_refusal_that_only_says_too_long_has_the_request_fitted_into_less_and_teaches_nothing(
+def test_a_refusal_for_length_without_a_number_trims_the_request_and_teaches_nothing(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     sizes: list[int] = []
@@ -392,14 +394,14 @@ def test_a_refusal_that_only_says_too_long_has_the_request_fitted_into_less_and_
     assert sizes[0] == sizes[2], "the second session is sent whole, as nothing was learned of a limit"
 
 
-def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: MockProvider, session: str) -> None:
-    """The built-in provider reports what it is told to: 500 tokens more than it would."""
+def test_token_counts_are_corrected_by_reported_usage(web: Web, mock: MockProvider, session: str) -> None:
+    """The built-in provider reports a fixed usage: 2,000 input tokens, more than it would count itself."""
     first = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
     second = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
     assert numbers(second)[0] == 2000 != numbers(first)[0]
 
 
-def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(
+def test_a_message_marked_as_pinned_is_kept_and_the_mark_is_not_forwarded(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     received = agent(12)
@@ -414,7 +416,7 @@ def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(
     assert sent(mock) == [{"role": "user", "content": "hi"}]
 
 
-def test_a_message_of_no_priority_goes_first(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_message_with_priority_zero_is_dropped_first(web: Web, mock: MockProvider, session: str) -> None:
     marked = [dict(message) for message in agent(6)]
     marked[10]["x_gateway"] = {"priority": 0}
     marked[11]["x_gateway"] = {"priority": 0}
@@ -423,7 +425,7 @@ def test_a_message_of_no_priority_goes_first(web: Web, mock: MockProvider, sessi
     assert "call_3" in json.dumps(sent(mock))
 
 
-def test_a_mark_that_means_nothing_is_refused_by_its_place(web: Web, session: str) -> None:
+def test_an_invalid_mark_is_refused_by_its_position(web: Web, session: str) -> None:
     reply = ask(web, session, [{"role": "user", "content": "hi", "x_gateway": {"prio": 1}}])
     assert (reply.status, reply.error["param"]) == (400, "messages[0].x_gateway")
 
@@ -458,11 +460,11 @@ def test_a_call_without_reported_usage_is_charged_by_the_exact_count(
 
 
 def trimmed(reply: Reply) -> set[str]:
-    """The rules that changed a message."""
+    """Return the rules that changed a message."""
     return {part.partition("=")[0] for part in (reply.header("x-context-trimmed") or "").split(",")}
 
 
-def test_strategies_are_those_that_are_named(
+def test_only_the_configured_strategies_are_used(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.strategies": ["drop"], "context.recall": "off"}).web
@@ -476,14 +478,18 @@ def test_strategies_are_those_that_are_named(
     assert all(len(message["content"]) < 700 for message in cut)
 
 
-def test_the_reserve_is_kept_free(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
+def test_reserve_tokens_are_subtracted_from_the_window(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 4000}]
     web = gateway_server(mock_server.url, models=models, **{"context.reserve_tokens": 1000}).web
     reply = web.post(CHAT, {"model": "small", "messages": agent(20), "max_tokens": 10})
     assert web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["context"]["budget"] == 3000
 
 
-def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
+def test_a_lower_low_water_mark_trims_more(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
     left = []
     for mark in (1, 0.4):
         web = gateway_server(mock_server.url, **{"context.low_water": mark, "context.recall": "off"}).web
@@ -491,14 +497,14 @@ def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: MockProvider, g
     assert left[0] > 1.5 * left[1]
 
 
-def test_a_factor_of_safety_is_kept_free(
+def test_the_safety_factor_lowers_the_context_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.safety": 2, "context.low_water": 1}).web
     assert 2 * numbers(ask(web, "s", agent(12), BUDGET))[0] <= 2500
 
 
-def test_the_last_turns_are_never_touched(
+def test_the_last_turns_are_never_trimmed(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     turns = [
@@ -513,7 +519,7 @@ def test_the_last_turns_are_never_touched(
 
 
 @pytest.mark.parametrize(("recall", "comes_back"), [("off", False), ("all", True)])
-def test_old_lines_come_back_where_they_are_asked_for(
+def test_recall_adds_dropped_lines_that_the_user_asks_for(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, recall: str, comes_back: bool
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.recall": recall, "context.strategies": ["drop"]}).web
@@ -522,7 +528,7 @@ def test_old_lines_come_back_where_they_are_asked_for(
     assert ("Parcel 0-17 stands in row 51" in sent(mock)[-1]["content"]) == comes_back
 
 
-def test_past_its_deadline_a_choice_is_given_up(
+def test_after_its_deadline_trimming_only_drops(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.deadline_ms": 0.001}).web
@@ -532,7 +538,7 @@ def test_past_its_deadline_a_choice_is_given_up(
 
 
 @pytest.mark.parametrize("trim", ["off", "shadow"])
-def test_trimming_can_be_configured_away(
+def test_trimming_can_be_turned_off_by_configuration(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, trim: str
 ) -> None:
     web = gateway_server(mock_server.url, **{"context.trim": trim}).web

@@ -1,4 +1,4 @@
-"""What Anthropic does to a conversation by itself, beside what the gateway trims of it."""
+"""Combine Anthropic's own context edits with trimming by the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.web import Reply
 
-#: as a client writes it after it has rewritten the conversation; the blanks show whether it is written again
+#: As a client writes it after rewriting the conversation. The spaces show whether the gateway rewrites it.
 TASK_BUDGET = '{"task_budget" : {"type":"tokens", "total":200000, "remaining":64000}}'
 EDITS = '{"edits" : [{"type":"clear_tool_uses_20250919"}, {"type":"compact_20260112"}]}'
 BETAS = "task-budgets-2026-03-13,context-management-2025-06-27,compact-2026-01-12"
@@ -19,7 +19,7 @@ CLEARED = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_
 
 
 def messages(turns: int) -> list[dict[str, Any]]:
-    """A conversation that is far over its budget."""
+    """Return a conversation that is far over its budget."""
     said = [
         [{"role": "user", "content": f"Question {turn}: " + "word " * 200}, {"role": "assistant", "content": f"{turn}"}]
         for turn in range(turns)
@@ -52,10 +52,10 @@ def test_a_task_budget_and_edits_pass_through_a_trim_unchanged(
 
 
 @pytest.mark.parametrize("edits", [[], [CLEARED]], ids=["none", "cleared"])
-def test_what_the_provider_clears_is_no_saving_of_the_gateway_and_teaches_it_nothing(
+def test_tokens_cleared_by_the_provider_are_not_counted_as_saved_and_teach_nothing(
     byte_server: StartUpstream, gateway_server: StartGateway, edits: list[dict[str, Any]]
 ) -> None:
-    # It bills a part of what was sent.
+    # The provider bills a part of what was sent.
     said = {"usage": {"input_tokens": 1_500, "output_tokens": 9}, "context_management": {"applied_edits": edits}}
     upstream = byte_server(lambda connection: connection.whole(json.dumps(said).encode()))
     gateway = gateway_server(upstream.url)

@@ -1,6 +1,6 @@
-"""Streams that a budget ends early, and streams that break off, as the official SDKs take them.
+"""Streams that a budget ends early, and streams that break, as the official SDKs read them.
 
-Recorded streams are replayed up to some event, and ended there by their dialect.
+Recorded streams are replayed up to an event and ended there by their dialect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RECORDED = {
 
 
 def of(*paths: str) -> pytest.MarkDecorator:
-    """Every event of every recorded stream of these paths."""
+    """Return a parametrization over every event of every recorded stream of these paths."""
     cases = []
     for name, path in RECORDED.items():
         count = len(split_events((FOLDER / f"{name}.sse").read_bytes()))
@@ -49,7 +49,7 @@ def of(*paths: str) -> pytest.MarkDecorator:
 
 
 def metered(name: str, at: int) -> tuple[bytes, StreamMeter]:
-    """What a client had got after so many events."""
+    """Return the bytes that a client has received after `at` events, and their meter."""
     path = RECORDED[name]
     dialect = endpoint("POST", path).dialect
     call = dialect.read(json.dumps({**BODIES[path], "stream": True}).encode())
@@ -63,7 +63,7 @@ Replay = Callable[[bytes], str]
 
 @pytest.fixture(scope="module")
 def replay() -> Iterator[Replay]:
-    """Answer every call from now on with these events; the URL."""
+    """Yield a function that makes a server send these events and returns its URL."""
 
     def nothing(connection: Connection) -> None:
         del connection
@@ -79,7 +79,7 @@ def replay() -> Iterator[Replay]:
 
 
 def ended(name: str, at: int, replay: Replay) -> tuple[str, ParsedResponse]:
-    """The URL of a stream that was cut short there, and what was read of it."""
+    """Return the URL of a stream that is ended after `at` events, and its parsed response."""
     passed, meter = metered(name, at)
     return replay(passed + meter.cut_short()), meter.answer()
 
@@ -97,7 +97,7 @@ def claude() -> Iterator[anthropic.Anthropic]:
 
 
 @of("chat/completions", "completions")
-def test_a_stream_of_choices_that_is_cut_short_has_one_finish_reason(
+def test_a_choices_stream_that_is_ended_early_has_one_finish_reason(
     name: str, at: int, replay: Replay, sdk: openai.OpenAI
 ) -> None:
     url, answer = ended(name, at, replay)
@@ -112,7 +112,7 @@ def test_a_stream_of_choices_that_is_cut_short_has_one_finish_reason(
 
 
 @of("messages")
-def test_a_message_that_is_cut_short_is_whole_for_the_sdk(
+def test_a_message_stream_that_is_ended_early_is_valid_for_the_sdk(
     name: str, at: int, replay: Replay, claude: anthropic.Anthropic
 ) -> None:
     url, answer = ended(name, at, replay)
@@ -129,7 +129,7 @@ def test_a_message_that_is_cut_short_is_whole_for_the_sdk(
 
 
 @of("responses")
-def test_a_response_that_is_cut_short_is_incomplete_for_the_sdk(
+def test_a_response_stream_that_is_ended_early_is_incomplete_for_the_sdk(
     name: str, at: int, replay: Replay, sdk: openai.OpenAI
 ) -> None:
     url, answer = ended(name, at, replay)
@@ -155,9 +155,7 @@ def test_a_response_that_is_cut_short_is_incomplete_for_the_sdk(
 
 @pytest.mark.parametrize("name", ["openai-chat-text", "openai-completion", "openai-responses-text"])
 @pytest.mark.parametrize("at", [0, 3])
-def test_a_stream_of_openai_that_breaks_off_raises_in_the_sdk(
-    name: str, at: int, replay: Replay, sdk: openai.OpenAI
-) -> None:
+def test_an_openai_stream_that_breaks_raises_in_the_sdk(name: str, at: int, replay: Replay, sdk: openai.OpenAI) -> None:
     passed, _ = metered(name, at)
     path = RECORDED[name]
     url = replay(passed + endpoint("POST", path).dialect.error_event(UpstreamProtocolError("it broke off"), "r"))
@@ -168,7 +166,7 @@ def test_a_stream_of_openai_that_breaks_off_raises_in_the_sdk(
 
 
 @pytest.mark.parametrize("at", [0, 4])
-def test_a_stream_of_anthropic_that_breaks_off_raises_in_the_sdk(
+def test_an_anthropic_stream_that_breaks_raises_in_the_sdk(
     at: int, replay: Replay, claude: anthropic.Anthropic
 ) -> None:
     passed, _ = metered("anthropic-text", at)

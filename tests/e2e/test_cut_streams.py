@@ -1,4 +1,4 @@
-"""What is cut when the gateway stops is told why, also where its provider calls the stream something else."""
+"""A stream cut at shutdown ends with an error event, even if its content type is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.web import CHAT, HI, Reply
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/plain", b"application/octet-stream", None])
-def test_a_stream_under_a_wrong_content_type_is_cut_with_an_error(
+def test_a_stream_with_a_wrong_content_type_is_ended_with_an_error_at_shutdown(
     content_type: bytes | None, byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     def speak(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""An account that cannot be read refuses its own session in the caller's format, and keeps no other session waiting."""
+"""An account that cannot be read refuses its own session in the caller's format, and delays no other session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def damage_file(store: Path) -> None:
 def damaged(
     request: pytest.FixtureRequest, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
 ) -> Iterator[tuple[GatewayThread, Callable[[], object]]]:
-    """A gateway with a session "s", and what damages its account."""
+    """Yield a gateway with a session "s", and a function that damages its account."""
     flags: dict[str, object] = {"budget.tokens": 100_000}
     if request.param == "sqlite":
         gateway = gateway_server(mock_server.url, **flags)
@@ -48,7 +48,7 @@ def damaged(
     server.kill()
 
 
-def test_its_calls_are_refused_with_what_to_do_until_it_is_deleted_and_all_others_go_on(
+def test_a_damaged_session_is_refused_until_it_is_deleted_and_others_continue(
     damaged: tuple[GatewayThread, Callable[[], object]], mock: MockProvider
 ) -> None:
     (gateway, damage), web = damaged, damaged[0].web

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what each view shows and does, for whom, and that nothing goes wrong meanwhile."""
+"""The dashboard in a real browser: what each view shows and does for each key, without errors on the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.web import CHAT, Web
 pytestmark = pytest.mark.long
 
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
-#: what would be an element, and run, if it were not text
+#: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
 VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/models", "#/health")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
@@ -37,7 +37,7 @@ FLAGS = {
 
 
 def step(web: Web, number: int, session: str = "agent-1", model: str = "mock-large") -> None:
-    """One call of an agent with so many tool results behind it."""
+    """Make one call of an agent with this number of tool results in its history."""
     body = {"model": model, "messages": agent(number), "tools": TOOLS, "max_tokens": 40, "tool_choice": "required"}
     reply = web.post(CHAT, body, {"x-session-id": session})
     assert reply.status == 200, reply.body
@@ -45,7 +45,7 @@ def step(web: Web, number: int, session: str = "agent-1", model: str = "mock-lar
 
 @pytest.fixture(scope="module")
 def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
-    """A gateway with a session of some length, whose later calls were trimmed, and some short ones."""
+    """Yield a gateway with a long session, whose later calls were trimmed, and some short sessions."""
     gateway = GatewayThread(tmp_path_factory.mktemp("dashboard"), mock_server.url, FLAGS)
     for number in range(10):
         step(gateway.web, number)
@@ -60,7 +60,7 @@ class Ui:
     """The dashboard of one gateway."""
 
     page: Page
-    watched: browsers.Watched
+    watched: browsers.WatchedPage
     gateway: GatewayThread
 
     def show(self, place: str) -> Page:
@@ -85,7 +85,7 @@ def api(gateway: GatewayThread, path: str) -> Any:
 # --- live ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_seen_as_it_settles_and_not_while_the_list_is_paused(ui: Ui) -> None:
+def test_a_call_appears_when_it_settles_unless_the_list_is_paused(ui: Ui) -> None:
     page = ui.show("#/")
     expect(page).to_have_title("Live · Gateway")
     expect(page.locator("#feed")).to_have_text("live")
@@ -100,7 +100,7 @@ def test_a_call_is_seen_as_it_settles_and_not_while_the_list_is_paused(ui: Ui) -
     expect(page.locator("main canvas")).to_be_visible()
 
 
-def test_without_a_stream_the_page_asks_every_few_seconds(ui: Ui) -> None:
+def test_without_an_event_stream_the_page_polls_every_few_seconds(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     ui.page.route("**/api/events", lambda route: route.fulfill(status=404, body="{}"))
     ui.show("#/")
@@ -109,7 +109,7 @@ def test_without_a_stream_the_page_asks_every_few_seconds(ui: Ui) -> None:
     expect(ui.row("polled")).to_be_visible()
 
 
-def test_a_gateway_that_is_away_is_said_to_be_and_is_found_again(
+def test_an_unreachable_gateway_is_shown_as_offline_until_it_responds_again(
     browser: Browser, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -149,7 +149,7 @@ def test_sessions_are_found_sorted_and_opened_by_keyboard_alone(ui: Ui) -> None:
     expect(page.locator("tbody tr:not(.spacer)")).to_have_count(4)
 
 
-def test_where_nothing_is_found_the_page_says_what_may_be_the_reason(ui: Ui) -> None:
+def test_a_search_without_results_shows_a_message(ui: Ui) -> None:
     page = ui.show("#/sessions?q=nobody")
     expect(page.get_by_role("heading", name="No session found")).to_be_visible()
 
@@ -184,7 +184,7 @@ def test_thousands_of_sessions_and_calls_are_scrolled_with_few_elements(
 # --- one session --------------------------------------------------------------------------------------------------
 
 
-def test_a_session_shows_its_use_its_tools_and_its_calls_over_time(ui: Ui) -> None:
+def test_a_session_shows_its_usage_its_tools_and_its_calls_over_time(ui: Ui) -> None:
     page = ui.show("#/session/agent-1")
     expect(page).to_have_title("agent-1 · Gateway")
     shown = api(ui.gateway, "sessions/agent-1")
@@ -201,7 +201,7 @@ def test_a_session_shows_its_use_its_tools_and_its_calls_over_time(ui: Ui) -> No
     expect(page.get_by_role("list", name="Response mode, by call")).to_be_visible()
 
 
-def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -> None:
+def test_a_call_opens_with_its_record_and_the_trim_rule_of_each_message(ui: Ui) -> None:
     page = ui.show("#/session/agent-1")
     page.get_by_role("button", name=re.compile("^Trimmed")).click()
     page.locator("tbody tr:not(.spacer) a").first.press("Enter")
@@ -221,7 +221,7 @@ def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -
     expect(page.get_by_role("link", name="agent-1")).to_be_visible()
 
 
-def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) -> None:
+def test_a_refused_call_is_shown_as_not_sent(ui: Ui) -> None:
     body = {"model": "mock-large", "messages": agent(1)}
     refused = ui.gateway.web.post(CHAT, body, {"x-session-id": "poor", "x-session-budget-tokens": "1"})
     assert refused.error["code"] == "budget_exhausted"
@@ -239,12 +239,12 @@ def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) ->
     expect(chart).to_contain_text(re.compile(r"received\s*\d+\s*sent\s*\u2013"))
 
 
-def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
+def test_numbers_that_round_up_to_the_next_unit_use_that_unit(ui: Ui) -> None:
     told = {9_999: "9,999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
     assert formatted(ui, "compact", list(told)) == list(told.values())
 
 
-def test_numbers_dollars_and_shares_are_written_as_the_commands_write_them(ui: Ui) -> None:
+def test_numbers_dollars_and_shares_are_formatted_as_in_the_commands(ui: Ui) -> None:
     amounts = ["0", "0.000001", "0.0000001", "0.0123", "0.15", "0.9999", "1", "1.5", "20", "1234.5", "37037.03673"]
     assert formatted(ui, "usd", amounts) == [numbers.cost(amount) for amount in amounts]
     whole = [0, 7, 1_500, 12_345, 9_007_199_254_740_991]
@@ -254,7 +254,7 @@ def test_numbers_dollars_and_shares_are_written_as_the_commands_write_them(ui: U
 
 
 def formatted(ui: Ui, function: str, values: Sequence[object]) -> list[str]:
-    """What a function of the dashboard's format.js makes of each value."""
+    """Return the results of a function of the dashboard's format.js for these values."""
     ui.show("#/")
     shown = ui.page.evaluate(
         """([name, values]) => import(document.querySelector("script[type=module]").src.replace("app.js", "format.js"))
@@ -264,7 +264,7 @@ def formatted(ui: Ui, function: str, values: Sequence[object]) -> list[str]:
     return [text.replace("\u202f", " ") for text in shown]
 
 
-def test_a_new_call_of_the_session_appears_by_itself(ui: Ui) -> None:
+def test_a_new_call_of_the_session_appears_without_a_reload(ui: Ui) -> None:
     ui.gateway.web.chat("grows")
     page = ui.show("#/session/grows")
     expect(page.locator("#feed")).to_have_text("live")
@@ -273,7 +273,7 @@ def test_a_new_call_of_the_session_appears_by_itself(ui: Ui) -> None:
     expect(page.get_by_role("button", name="All 2")).to_be_visible()
 
 
-def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui: Ui) -> None:
+def test_a_budget_is_raised_lifted_and_restored_after_a_review_of_the_change(ui: Ui) -> None:
     ui.gateway.web.chat("spender")
     page = ui.show("#/session/spender")
 
@@ -311,7 +311,7 @@ def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui:
     assert (limits()["tokens"], limits()["calls"]) == (60_000, None)
 
 
-def test_a_session_is_reset_after_a_question(ui: Ui) -> None:
+def test_a_session_is_reset_after_a_confirmation(ui: Ui) -> None:
     ui.gateway.web.chat("again")
     page = ui.show("#/session/again")
     page.get_by_role("button", name="Reset").click()
@@ -324,7 +324,7 @@ def test_a_session_is_reset_after_a_question(ui: Ui) -> None:
     assert api(ui.gateway, "sessions/again")["calls"] == 0
 
 
-def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None:
+def test_a_refused_action_shows_its_error_in_the_dialog(ui: Ui) -> None:
     ui.watched.allowed = ("403",)
     page = ui.show("#/session/agent-1")
     body = json.dumps({"error": {"code": "forbidden", "message": "This needs the admin key."}})
@@ -334,14 +334,14 @@ def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("This needs the admin key.")
 
 
-def test_a_session_whose_calls_all_failed_is_shown_with_them(ui: Ui) -> None:
+def test_a_session_with_only_failed_calls_is_shown(ui: Ui) -> None:
     ui.gateway.web.post(CHAT, b"nonsense", {"x-session-id": "in-vain"})
     page = ui.show("#/session/in-vain")
     expect(page.locator(".tile", has_text="Tokens").locator(".value")).to_have_text("0")
     expect(ui.row("invalid_request")).to_be_visible()
 
 
-def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
+def test_an_unknown_session_shows_a_message(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     page = ui.show("#/session/nobody")
     expect(page.get_by_text('There is no session "nobody". Its first call may still be running')).to_be_visible()
@@ -350,7 +350,7 @@ def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
 # --- models and health --------------------------------------------------------------------------------------------
 
 
-def test_models_show_windows_prices_and_how_far_estimates_were_off(ui: Ui) -> None:
+def test_models_show_prices_and_the_error_of_estimates(ui: Ui) -> None:
     page = ui.show("#/models")
     page.get_by_label("Find").fill("mock-large")
     expect(page.get_by_role("region", name="Models").locator("tbody tr:not(.spacer)")).to_have_count(1)
@@ -369,7 +369,7 @@ def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
 # --- who may see it -----------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_asked_for_where_one_is_needed_and_kept_for_the_tab_only(
+def test_a_required_key_is_requested_and_kept_only_for_the_tab(
     browser: Browser, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"auth.admin_key": ADMIN, "auth.keys": [{"name": "al", "key": ALICE}]})
@@ -402,10 +402,10 @@ def test_a_key_is_asked_for_where_one_is_needed_and_kept_for_the_tab_only(
         expect(page.get_by_role("button", name="Enter a key")).to_be_visible()
 
 
-# --- looks and manners --------------------------------------------------------------------------------------------
+# --- layout and keyboard ------------------------------------------------------------------------------------------
 
 
-def test_names_that_clients_choose_never_become_markup(ui: Ui) -> None:
+def test_names_chosen_by_clients_never_become_markup(ui: Ui) -> None:
     tool = {"type": "function", "function": {"name": EVIL, "parameters": {"type": "object", "properties": {}}}}
     body = {"model": EVIL, "messages": [{"role": "user", "content": EVIL}], "tools": [tool], "tool_choice": "required"}
     ui.gateway.web.post(CHAT, body, {"x-session-id": "evil"})
@@ -422,7 +422,7 @@ def test_names_that_clients_choose_never_become_markup(ui: Ui) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_page_in_either_colour_has_nothing_beside_it(
+def test_a_page_for_phones_does_not_scroll_sideways_in_either_colour_scheme(
     browser: Browser, site: GatewayThread, scheme: Any
 ) -> None:
     with browsers.opened(browser, viewport={"width": 390, "height": 800}, color_scheme=scheme) as watched:
@@ -437,7 +437,7 @@ def test_a_narrow_page_in_either_colour_has_nothing_beside_it(
 
 
 @pytest.mark.parametrize("width", [780, 1000, 1180])
-def test_in_a_window_of_middling_width_names_are_still_to_be_read(ui: Ui, width: int) -> None:
+def test_names_are_readable_in_windows_of_medium_width(ui: Ui, width: int) -> None:
     ui.page.set_viewport_size({"width": width, "height": 700})
     for place, column in (
         ("#/", "Session"),
@@ -452,7 +452,7 @@ def test_in_a_window_of_middling_width_names_are_still_to_be_read(ui: Ui, width:
         assert page.evaluate("document.documentElement.scrollWidth") <= width, place
 
 
-def test_colours_are_chosen_and_kept(ui: Ui) -> None:
+def test_the_chosen_colour_scheme_survives_a_reload(ui: Ui) -> None:
     page = ui.show("#/session/agent-1")
     page.get_by_label("Colours").select_option("dark")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -461,7 +461,7 @@ def test_colours_are_chosen_and_kept(ui: Ui) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_every_control_is_reached_by_tab_with_a_focus_that_is_seen(ui: Ui) -> None:
+def test_every_control_is_reached_by_tab_with_a_visible_focus(ui: Ui) -> None:
     page = ui.show("#/session/agent-1")
     wanted = page.locator("a:visible, button:visible, select:visible, input:visible").count()
     page.evaluate("document.activeElement.blur()")
@@ -484,11 +484,11 @@ def test_every_control_is_reached_by_tab_with_a_focus_that_is_seen(ui: Ui) -> No
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Browser, site: GatewayThread, scheme: Any) -> None:
     call = api(site, "sessions/agent-1/calls")["calls"][0]["call_id"]
-    # Its script could not be put into the page otherwise; the policy is tested by all other tests.
+    # The page's policy would block the script of axe. All other tests check the policy.
     with browsers.opened(browser, color_scheme=scheme, bypass_csp=True) as watched:
         ui = Ui(watched.page, watched, site)
         found = []
-        # In the dark only the colours are others.
+        # In the dark scheme, only the colours differ.
         options = "{resultTypes: ['violations']" + (", runOnly: ['color-contrast']}" if scheme == "dark" else "}")
         for place in (*(VIEWS[1:] if scheme == "light" else ()), f"#/session/agent-1?call={call}"):
             page = ui.show(place)

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser while things change: calls come in, connections break, keys no longer hold."""
+"""The dashboard in a real browser while things change: new calls, broken connections, expired keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 FOCUSED = "document.activeElement.textContent.trim()"
-#: what each canvas has written on it since it was cleared: text, left edge, right edge, its own width
+#: labels of each canvas since it was cleared: text, left edge, right edge, width of the canvas
 WATCH_LABELS = """
 const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
 CanvasRenderingContext2D.prototype.clearRect = function (...area) {
@@ -40,7 +40,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 
 @pytest.fixture(scope="module")
 def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
-    """A gateway with more sessions and calls than are shown at once."""
+    """Yield a gateway with more sessions and calls than are shown at once."""
     folder = tmp_path_factory.mktemp("dashboard")
     now = time.time() - 5_000
     sessions = [records.record(f"s{number:05}", now + number) for number in range(1_000)]
@@ -51,13 +51,13 @@ def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def watched(browser: Browser) -> Iterator[browsers.Watched]:
+def watched(browser: Browser) -> Iterator[browsers.WatchedPage]:
     with browsers.opened(browser) as found:
         yield found
 
 
-def show(watched: browsers.Watched, gateway: GatewayThread, place: str) -> Page:
-    """A place of which all is there, new calls included."""
+def show(watched: browsers.WatchedPage, gateway: GatewayThread, place: str) -> Page:
+    """Open a place of the dashboard and wait until it is complete and receives new calls."""
     page = watched.page
     page.goto(f"{gateway.url}/ui{place}")
     expect(page.locator("main h1")).to_be_visible()
@@ -77,8 +77,8 @@ def rows(table: Locator) -> int:
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_new_calls_move_neither_what_is_in_view_nor_the_focus(
-    watched: browsers.Watched, site: GatewayThread, is_paused: bool
+def test_new_calls_move_neither_the_visible_rows_nor_the_focus(
+    watched: browsers.WatchedPage, site: GatewayThread, is_paused: bool
 ) -> None:
     page = show(watched, site, "#/")
     region = page.get_by_role("region", name="Calls, newest first")
@@ -101,9 +101,7 @@ def test_new_calls_move_neither_what_is_in_view_nor_the_focus(
     assert page.evaluate(FOCUSED) == "s00935"
 
 
-def test_at_the_top_the_row_with_the_focus_keeps_it_and_stays_in_view(
-    watched: browsers.Watched, site: GatewayThread
-) -> None:
+def test_a_focused_row_at_the_top_stays_focused_and_visible(watched: browsers.WatchedPage, site: GatewayThread) -> None:
     page = show(watched, site, "#/")
     region = page.get_by_role("region", name="Calls, newest first")
     site.web.chat("focused")
@@ -117,8 +115,8 @@ def test_at_the_top_the_row_with_the_focus_keeps_it_and_stays_in_view(
     expect(row).to_be_in_viewport()
 
 
-def test_sessions_are_gone_through_by_keys_and_keep_their_place_while_pages_come(
-    watched: browsers.Watched, site: GatewayThread
+def test_keys_move_through_sessions_and_keep_the_position_while_pages_load(
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     page = show(watched, site, "#/sessions")
     region = page.get_by_role("region", name="Sessions")
@@ -144,8 +142,8 @@ def test_sessions_are_gone_through_by_keys_and_keep_their_place_while_pages_come
     assert tops(region) == 0
 
 
-def test_a_renewal_of_the_sessions_leaves_the_focus_and_the_order_of_what_is_in_view(
-    watched: browsers.Watched, site: GatewayThread
+def test_renewing_the_session_list_keeps_the_focus_and_the_visible_rows(
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     page = show(watched, site, "#/sessions")
     region = page.get_by_role("region", name="Sessions")
@@ -159,7 +157,7 @@ def test_a_renewal_of_the_sessions_leaves_the_focus_and_the_order_of_what_is_in_
     site.web.chat(focused)
     expect(page.locator("tbody tr:not(.spacer)").first).to_contain_text(focused)
     assert page.evaluate(FOCUSED) == focused, "also where the row itself has moved"
-    # Where one has scrolled on, the list is not renewed and no page is lost.
+    # If the user has scrolled down, the list is not renewed, and no page is lost.
     region.evaluate("element => element.scrollTo(0, element.scrollHeight)")
     expect(region.locator("table")).to_have_attribute("aria-rowcount", "401")
     before = tops(region)
@@ -169,8 +167,8 @@ def test_a_renewal_of_the_sessions_leaves_the_focus_and_the_order_of_what_is_in_
     assert rows(region.locator("table")) == 400
 
 
-def test_a_next_page_that_fails_is_not_asked_for_again_and_again(
-    watched: browsers.Watched, site: GatewayThread
+def test_a_failed_next_page_is_not_requested_again_and_again(
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     watched.allowed = ("503",)
     page = show(watched, site, "#/sessions")
@@ -187,16 +185,16 @@ def test_a_next_page_that_fails_is_not_asked_for_again_and_again(
     page.wait_for_timeout(500)
     assert len(asked) <= 2
     page.unroute("**/api/sessions?**cursor=**")
-    # Still so near to the end that more is loaded, and once: with that the end is far.
+    # This is still near enough to the end to load more, and only once: then the end is far away.
     region.evaluate("element => element.scrollBy(0, -50)")
     expect(region.locator("table")).to_have_attribute("aria-rowcount", "401")
 
 
-# --- calls that were missed ---------------------------------------------------------------------------------------
+# --- missed calls -------------------------------------------------------------------------------------------------
 
 
 def expect_all(page: Page, calls: int) -> None:
-    """The tile, the list and the charts agree."""
+    """Check that the tile, the list and the charts show this number of calls."""
     expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text(f"{calls:,}", timeout=20_000)
     expect(page.get_by_role("button", name=f"All {calls:,}", exact=True)).to_be_visible()
     expect(page.locator("h2:has-text('Calls') + span")).to_have_text(f"{calls:,}")
@@ -204,8 +202,8 @@ def expect_all(page: Page, calls: int) -> None:
     expect(chart).to_have_attribute("aria-label", re.compile(f"{calls} points"))
 
 
-def test_after_a_gap_a_session_shows_all_calls_that_were_made_meanwhile(
-    watched: browsers.Watched, site: GatewayThread
+def test_after_a_lost_connection_a_session_shows_all_calls_made_meanwhile(
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     watched.allowed = ("404", "net::ERR", "Failed to load resource")
     page = watched.page
@@ -216,7 +214,7 @@ def test_after_a_gap_a_session_shows_all_calls_that_were_made_meanwhile(
     page.route("**/api/**", lambda route: route.abort())
     expect(page.locator("#feed")).to_have_text("offline")
     records.settle(site.store, [records.record("gap", time.time()) for _ in range(250)])
-    # Calls of others hide that there were some of this session.
+    # Many calls of other sessions hide the missed calls of this session.
     records.settle(site.store, [records.record("others", time.time()) for _ in range(600)])
     page.unroute("**/api/**")
     expect_all(page, 260)
@@ -224,8 +222,8 @@ def test_after_a_gap_a_session_shows_all_calls_that_were_made_meanwhile(
     expect(page.locator("main table")).to_have_attribute("aria-rowcount", "501")
 
 
-def test_a_session_that_is_called_faster_than_it_is_shown_loses_none(
-    watched: browsers.Watched, site: GatewayThread
+def test_a_session_shows_all_calls_even_if_they_arrive_faster_than_the_page_renews(
+    watched: browsers.WatchedPage, site: GatewayThread
 ) -> None:
     now = time.time()
     records.settle(site.store, [records.record("burst", now)])
@@ -234,14 +232,12 @@ def test_a_session_that_is_called_faster_than_it_is_shown_loses_none(
     for part in range(5):
         records.settle(site.store, [records.record("burst", now + part) for _ in range(140)])
     expect_all(page, 701)
-    # One that began long before the others ended last.
+    # A call that began long before the others ends last.
     records.settle(site.store, [records.record("burst", now - 60)])
     expect_all(page, 702)
 
 
-def test_a_session_of_which_older_calls_were_loaded_keeps_them_after_a_gap(
-    watched: browsers.Watched, site: GatewayThread
-) -> None:
+def test_loaded_older_calls_are_kept_after_a_gap(watched: browsers.WatchedPage, site: GatewayThread) -> None:
     now = time.time()
     records.settle(site.store, [records.record("old", now - 1_500 + number) for number in range(1_200)])
     page = show(watched, site, "#/session/old")
@@ -262,8 +258,8 @@ def test_a_session_of_which_older_calls_were_loaded_keeps_them_after_a_gap(
     ("place", "name"),
     [("#/sessions", "Tokens"), ("#/session/pressed", "Failed"), ("#/session/pressed", "By time"), ("#/", "Pause")],
 )
-def test_a_button_that_is_pressed_keeps_the_focus_also_when_the_view_renews(
-    watched: browsers.Watched, site: GatewayThread, place: str, name: str
+def test_a_pressed_button_keeps_the_focus_when_the_view_renews(
+    watched: browsers.WatchedPage, site: GatewayThread, place: str, name: str
 ) -> None:
     site.web.chat("pressed")
     page = show(watched, site, place)
@@ -281,11 +277,11 @@ def test_a_button_that_is_pressed_keeps_the_focus_also_when_the_view_renews(
     assert element.evaluate("element => element === document.activeElement")
 
 
-# --- views that are left, and keys --------------------------------------------------------------------------------
+# --- views after leaving them, and keys ----------------------------------------------------------------------------
 
 
 def asked_on_models(page: Page, gateway: GatewayThread) -> list[str]:
-    """What else is asked for on Models when there is a call."""
+    """Return the API requests that the Models page makes when there is a new call."""
     page.get_by_role("link", name="Models").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Models")
     expect(page.locator("#feed")).to_have_text("live")
@@ -296,7 +292,7 @@ def asked_on_models(page: Page, gateway: GatewayThread) -> list[str]:
     return [url for url in asked if "/api/" in url]
 
 
-def test_a_view_that_could_not_be_shown_asks_for_nothing_more(watched: browsers.Watched, site: GatewayThread) -> None:
+def test_a_failed_view_makes_no_requests_after_it_was_left(watched: browsers.WatchedPage, site: GatewayThread) -> None:
     watched.allowed = ("503",)
     page = watched.page
     body = json.dumps({"error": {"code": "store", "message": "The store is away."}})
@@ -322,8 +318,8 @@ def enter(page: Page, key: str = ADMIN) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
-    locked: GatewayThread, watched: browsers.Watched
+def test_a_view_makes_no_requests_after_its_key_was_forgotten(
+    locked: GatewayThread, watched: browsers.WatchedPage
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -337,9 +333,7 @@ def test_a_view_that_was_left_with_its_key_asks_for_nothing_more(
     assert asked_on_models(page, locked) == []
 
 
-def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
-    locked: GatewayThread, watched: browsers.Watched
-) -> None:
+def test_background_requests_do_not_open_the_key_dialog(locked: GatewayThread, watched: browsers.WatchedPage) -> None:
     watched.allowed = ("401",)
     page = watched.page
     page.clock.install()
@@ -360,7 +354,9 @@ def test_who_does_not_wait_for_anything_is_not_asked_for_a_key(
     expect(page.locator("#feed")).to_have_text("live")
 
 
-def test_who_has_no_key_is_asked_once_and_then_has_a_button(locked: GatewayThread, watched: browsers.Watched) -> None:
+def test_a_dismissed_key_dialog_stays_closed_and_leaves_a_button(
+    locked: GatewayThread, watched: browsers.WatchedPage
+) -> None:
     watched.allowed = ("401",)
     page = watched.page
     page.goto(f"{locked.url}/ui#/")
@@ -374,8 +370,8 @@ def test_who_has_no_key_is_asked_once_and_then_has_a_button(locked: GatewayThrea
     expect(page.locator("tbody tr:not(.spacer)", has_text="al/first")).to_be_visible()
 
 
-def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
-    locked: GatewayThread, watched: browsers.Watched
+def test_a_key_with_invalid_characters_is_refused_in_the_dialog(
+    locked: GatewayThread, watched: browsers.WatchedPage
 ) -> None:
     watched.allowed = ("401",)
     page = watched.page
@@ -390,7 +386,7 @@ def test_a_key_that_cannot_be_sent_is_refused_where_it_is_entered(
 # --- changes ------------------------------------------------------------------------------------------------------
 
 
-def test_where_a_change_was_made_but_cannot_be_shown_it_is_said(watched: browsers.Watched, site: GatewayThread) -> None:
+def test_a_change_that_cannot_be_shown_leaves_a_notice(watched: browsers.WatchedPage, site: GatewayThread) -> None:
     watched.allowed = ("404",)
     site.web.chat("changed")
     page = show(watched, site, "#/session/changed")
@@ -419,7 +415,7 @@ def test_where_a_change_was_made_but_cannot_be_shown_it_is_said(watched: browser
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-def test_a_long_name_of_a_model_widens_nothing(
+def test_a_long_model_name_does_not_widen_the_page(
     browser: Browser, mock_server: MockServer, gateway_server: StartGateway, width: int
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -439,7 +435,7 @@ def test_a_long_name_of_a_model_widens_nothing(
 
 
 def labels(page: Page, title: str) -> dict[str, list[float]]:
-    """What is written on a chart."""
+    """Return the labels of a chart with their positions."""
     canvas = page.locator("figure", has_text=title).locator("canvas")
     found: dict[str, list[float]] = until(lambda: canvas.evaluate("canvas => canvas.labels"), what=title)
     return found
@@ -452,7 +448,7 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(
     ("calls", "cost"), [(1, "0.000002"), (3, "0.00025"), (9, "0.000001"), (1_000, "0.00075"), (5, "1234.5")]
 )
-def test_what_stands_on_axes_is_whole_and_true(browser: Browser, site: GatewayThread, calls: int, cost: str) -> None:
+def test_axis_labels_are_complete_and_correct(browser: Browser, site: GatewayThread, calls: int, cost: str) -> None:
     name, now = f"axes-{calls}-{cost}", time.time()
     records.settle(site.store, [records.record(name, now - calls + at, cost=cost) for at in range(calls)])
     with browsers.opened(browser) as watched:
@@ -471,7 +467,7 @@ def test_what_stands_on_axes_is_whole_and_true(browser: Browser, site: GatewayTh
                 assert sum(float(plain(text)[1:]) == 0 for text in found if text[0] == "$") == 1, found
 
 
-def test_the_axis_of_a_few_tokens_is_divided_into_whole_ones(browser: Browser, site: GatewayThread) -> None:
+def test_the_axis_of_a_few_tokens_has_whole_numbers(browser: Browser, site: GatewayThread) -> None:
     page_of = {"input": 7, "output": 2}
     with browsers.opened(browser) as watched:
         page = watched.page
@@ -495,7 +491,7 @@ def test_the_axis_of_a_few_tokens_is_divided_into_whole_ones(browser: Browser, s
         assert found in ({"0", "2", "4", "6", "8"}, {"0", "5"}, {"0", "5", "10"}), found
 
 
-def test_estimates_that_were_all_too_high_are_drawn_below_zero(browser: Browser, site: GatewayThread) -> None:
+def test_estimates_that_are_all_too_high_are_drawn_below_zero(browser: Browser, site: GatewayThread) -> None:
     with browsers.opened(browser) as watched:
         watched.page.add_init_script(WATCH_LABELS)
 
@@ -513,7 +509,7 @@ def test_estimates_that_were_all_too_high_are_drawn_below_zero(browser: Browser,
 
 
 def pixels(chart: Locator, colour: str) -> int:
-    """How many of its pixels have a colour of the style sheet."""
+    """Return how many pixels of a chart have a colour of the style sheet."""
     found: Any = chart.evaluate(
         """(canvas, name) => {
           const hex = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -531,7 +527,7 @@ def pixels(chart: Locator, colour: str) -> int:
 
 
 @pytest.mark.parametrize("axis", ["By call", "By time"])
-def test_one_call_is_a_point_below_its_budget(watched: browsers.Watched, site: GatewayThread, axis: str) -> None:
+def test_one_call_is_a_point_below_its_budget(watched: browsers.WatchedPage, site: GatewayThread, axis: str) -> None:
     watched.allowed = ("willReadFrequently",)
     site.web.chat("alone")
     body = {"budget": {"tokens": 100}}

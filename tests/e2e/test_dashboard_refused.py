@@ -1,4 +1,4 @@
-"""Refused calls in the dashboard, in a real browser: listed, apart from failed ones, with what the client received."""
+"""Refused calls in the dashboard, in a real browser: listed apart from failed calls, with their errors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def refuse(gateway: GatewayThread, headers: dict[str, str]) -> Reply:
 
 
 def plain(text: str) -> str:
-    """Without the spaces that group digits."""
+    """Remove the spaces that group digits."""
     return text.replace("\u202f", "").replace("\u00a0", " ")
 
 
-def test_a_session_whose_only_call_was_refused_is_listed_and_its_call_counted_apart(
+def test_a_session_with_only_a_refused_call_is_listed_and_counted_as_refused(
     gateway: GatewayThread, page: Page
 ) -> None:
     refuse(gateway, {"x-session-id": "tiny", "x-session-budget-tokens": "3"})
@@ -56,7 +56,7 @@ def test_a_session_whose_only_call_was_refused_is_listed_and_its_call_counted_ap
     expect(page.get_by_role("button", name="Failed 0")).to_be_visible()
 
 
-def test_a_refused_call_shows_what_the_client_received_and_of_which_account(gateway: GatewayThread, page: Page) -> None:
+def test_a_refused_call_shows_the_error_and_the_exhausted_account(gateway: GatewayThread, page: Page) -> None:
     gateway.web.send("PATCH", "/api/sessions/boss", {"budget": {"tokens": 1000}})
     child = {"x-session-id": "child", "x-parent-session-id": "boss"}
     assert gateway.web.post(CHAT, BODY, {**child, "x-mock": "tokens=900/95"}).status == 200
@@ -72,7 +72,7 @@ def test_a_refused_call_shows_what_the_client_received_and_of_which_account(gate
     expect(page.locator(".bars")).to_contain_text("Child sessions used about 995 tokens of it, in 1 call.")
 
 
-def test_a_child_shows_its_parent_and_how_much_of_its_budget_is_used(gateway: GatewayThread, page: Page) -> None:
+def test_a_child_shows_the_used_budget_of_its_parent(gateway: GatewayThread, page: Page) -> None:
     gateway.web.send("PATCH", "/api/sessions/boss", {"budget": {"tokens": 1000}})
     gateway.web.send("PATCH", "/api/sessions/child", {"budget": {"tokens": 9950}})
     child = {"x-session-id": "child", "x-parent-session-id": "boss"}
@@ -85,7 +85,9 @@ def test_a_child_shows_its_parent_and_how_much_of_its_budget_is_used(gateway: Ga
     expect(page.get_by_role("heading", level=1)).to_have_text("boss")
 
 
-def test_the_chart_of_a_parent_tells_its_own_use_from_that_of_its_children(gateway: GatewayThread, page: Page) -> None:
+def test_the_chart_of_a_parent_separates_its_own_usage_from_that_of_its_children(
+    gateway: GatewayThread, page: Page
+) -> None:
     gateway.web.send("PATCH", "/api/sessions/boss", {"budget": {"tokens": 1000}})
     gateway.web.chat("boss", "tokens=400/10")
     child = {"x-session-id": "child", "x-parent-session-id": "boss", "x-mock": "tokens=90/5"}
@@ -99,7 +101,7 @@ def test_the_chart_of_a_parent_tells_its_own_use_from_that_of_its_children(gatew
     expect(chart).to_contain_text(re.compile(r"used by this session\s*410\s*now, with child sessions\s*505"))
 
 
-def test_a_budget_that_a_call_declared_is_shown_as_such(gateway: GatewayThread, page: Page) -> None:
+def test_a_declared_budget_is_shown_as_declared(gateway: GatewayThread, page: Page) -> None:
     refuse(gateway, {"x-session-id": "tiny", "x-session-budget-tokens": "3"})
     page.goto(f"{gateway.url}/ui#/session/tiny")
     expect(page.get_by_role("group", name="Budget", exact=True)).to_contain_text("0 of 3")
@@ -107,7 +109,7 @@ def test_a_budget_that_a_call_declared_is_shown_as_such(gateway: GatewayThread, 
     expect(page.get_by_text("No budget")).to_have_count(0)
 
 
-def test_health_lists_refused_keys_by_their_hash_and_providers_that_were_not_called(
+def test_health_lists_refused_keys_by_hash_and_providers_without_calls(
     browser: Browser, mock_server: MockServer, gateway_server: StartGateway
 ) -> None:
     admin = "admin-key-0123456789"

@@ -1,4 +1,4 @@
-"""A model whose provider cannot answer, and the ones that take its place, behind a running gateway."""
+"""Fallback through a running gateway: if the provider of a model fails, the next model responds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.scripted import SSE_HEAD, Connection, Script, chunk
 from tests.support.timing import LIMIT_S
 from tests.support.web import HI, Reply, chat_bytes, connect
 
-#: what the second provider is, beside the "upstream" of every test
+#: settings of the second provider, next to the "upstream" of every test
 SECOND = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
 PRICES = ({"input": 1, "output": 2}, {"input": 10, "output": 20})
 MODELS = [
@@ -47,7 +47,7 @@ def ask(gateway: GatewayThread, **fields: Any) -> Reply:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [408, 413, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
-def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
+def test_a_failed_provider_is_replaced_by_the_next_and_the_call_charged_once(
     both: GatewayThread, mock: MockProvider, second: MockServer, status: int, stream: bool
 ) -> None:
     mock.behaviour = Behaviour(status=status)
@@ -61,7 +61,7 @@ def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
 
-def test_a_provider_that_accepts_nobody_is_waited_for_once(gateway_server: StartGateway, second: MockServer) -> None:
+def test_a_provider_that_accepts_no_connection_is_tried_once(gateway_server: StartGateway, second: MockServer) -> None:
     with full_backlog() as url:
         flags = {"providers.upstream.retries": 2, "providers.upstream.timeout_s.connect": 0.2}
         gateway = gateway_server(
@@ -79,14 +79,14 @@ KEYS = {"providers.upstream.auth": "bearer", "providers.upstream.key": "sk-revok
 
 @pytest.fixture
 def keyed(gateway_server: StartGateway, mock_server: MockServer, second: MockServer) -> GatewayThread:
-    """As `both`, with keys of the gateway's for either."""
+    """Return a gateway like `both` that holds keys for both providers."""
     spare = {"base_url": second.url, **SECOND, "auth": "bearer", "key": "sk-second-0123456789"}
     return gateway_server(mock_server.url, models=MODELS, **{**KEYS, "providers.second": spare})
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [401, 402, 403])
-def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
+def test_a_refused_key_of_the_gateway_causes_a_fallback(
     keyed: GatewayThread, mock: MockProvider, second: MockServer, status: int, stream: bool
 ) -> None:
     mock.behaviour = Behaviour(status=status)
@@ -98,7 +98,7 @@ def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
 
 
 @pytest.mark.parametrize(("said", "told"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
-def test_where_all_fail_that_a_key_is_refused_is_told_last(
+def test_if_all_providers_fail_a_refused_key_is_the_least_preferred_error(
     keyed: GatewayThread, mock: MockProvider, second: MockServer, said: tuple[int, int], told: int
 ) -> None:
     mock.behaviour, second.provider.behaviour = Behaviour(status=said[0]), Behaviour(status=said[1])
@@ -107,7 +107,7 @@ def test_where_all_fail_that_a_key_is_refused_is_told_last(
     assert len(second.provider.calls) == 1
 
 
-def test_a_key_of_the_callers_that_its_provider_refuses_is_not_tried_elsewhere(
+def test_a_refused_key_of_the_caller_causes_no_fallback(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     flags = {"providers.upstream.auth": "bearer", "providers.second": {"base_url": second.url, **SECOND}}
@@ -118,7 +118,7 @@ def test_a_key_of_the_callers_that_its_provider_refuses_is_not_tried_elsewhere(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_what_is_wrong_with_the_call_is_not_asked_elsewhere(
+def test_an_error_of_the_request_causes_no_fallback(
     both: GatewayThread, mock: MockProvider, second: MockServer, status: int
 ) -> None:
     mock.behaviour = Behaviour(status=status)
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_the_call_is_not_asked_elsewhere(
     assert second.provider.calls == []
 
 
-def test_a_provider_that_is_down_is_stood_in_for(gateway_server: StartGateway, second: MockServer) -> None:
+def test_an_unreachable_provider_causes_a_fallback(gateway_server: StartGateway, second: MockServer) -> None:
     gateway = gateway_server(
         f"http://127.0.0.1:{closed_port()}",
         models=MODELS,
@@ -136,7 +136,7 @@ def test_a_provider_that_is_down_is_stood_in_for(gateway_server: StartGateway, s
     assert len(second.provider.calls) == 1
 
 
-def test_where_all_fail_the_last_ones_answer_is_passed_on(
+def test_if_all_providers_fail_the_error_of_the_last_is_forwarded(
     both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(status=503)
@@ -146,7 +146,7 @@ def test_where_all_fail_the_last_ones_answer_is_passed_on(
     assert reply.totals == (0, 0, 0)
 
 
-def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed_on(
+def test_if_the_last_provider_returns_413_the_error_before_it_is_forwarded(
     both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(status=503)
@@ -158,7 +158,7 @@ def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed
     assert len(second.provider.calls) == 1
 
 
-def test_a_request_too_long_for_one_model_goes_to_the_next(
+def test_a_request_too_long_for_the_window_of_one_model_goes_to_the_next(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     small = [{**MODELS[0], "window": 1000}, {**MODELS[1], "window": 100_000}]
@@ -169,7 +169,7 @@ def test_a_request_too_long_for_one_model_goes_to_the_next(
     assert json.loads(second.provider.calls[-1].body)["messages"] == long
 
 
-def test_a_request_that_a_provider_finds_too_long_goes_to_the_next(
+def test_a_request_refused_as_too_long_goes_to_the_next_model(
     both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     mock.behaviour = Behaviour(window=300)
@@ -177,7 +177,7 @@ def test_a_request_that_a_provider_finds_too_long_goes_to_the_next(
     assert len(second.provider.calls) == 1
 
 
-def test_each_model_gets_what_fits_its_own_window(
+def test_the_request_is_trimmed_to_the_window_of_each_model(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
@@ -188,7 +188,7 @@ def test_each_model_gets_what_fits_its_own_window(
     assert len(json.dumps(other)) < len(json.dumps(first)) < len(json.dumps(agent(20)))
 
 
-def test_a_budget_in_dollars_is_held_for_the_dearest_of_them(
+def test_a_usd_budget_reserves_the_price_of_the_most_expensive_fallback(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     gateway = gateway_server(
@@ -203,7 +203,7 @@ def test_a_budget_in_dollars_is_held_for_the_dearest_of_them(
     assert gateway.web.get("/api/sessions/s").json["cost_usd"] is not None
 
 
-def test_a_callers_own_credential_goes_to_no_other_provider(
+def test_the_credential_of_the_caller_is_not_sent_to_a_fallback(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     gateway = gateway_server(
@@ -221,9 +221,7 @@ def test_a_callers_own_credential_goes_to_no_other_provider(
     assert second.provider.calls == []
 
 
-def test_a_key_of_the_gateways_that_its_provider_repeats_reaches_nobody(
-    gateway_server: StartGateway, byte_server: StartUpstream
-) -> None:
+def test_a_gateway_key_repeated_in_a_body_is_masked(gateway_server: StartGateway, byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         said = connection.request.header("authorization") or ""
         assert said == "Bearer sk-revoked-0123456789"
@@ -247,7 +245,7 @@ def test_a_key_of_the_gateways_that_its_provider_repeats_reaches_nobody(
         (b"application/json", "chat/completions"),
     ],
 )
-def test_a_key_that_the_headers_of_an_answer_repeat_reaches_nobody(
+def test_a_gateway_key_repeated_in_response_headers_is_masked(
     kind: bytes, path: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     def script(connection: Connection) -> None:
@@ -270,7 +268,7 @@ def test_a_key_that_the_headers_of_an_answer_repeat_reaches_nobody(
         ("responses", {"type": "error", "code": "invalid_api_key", "message": "KEY is no key"}),
     ],
 )
-def test_a_key_that_a_refusal_within_a_stream_repeats_reaches_nobody(
+def test_a_gateway_key_repeated_in_a_stream_error_is_masked(
     path: str, event: dict[str, Any], is_whole: bool, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     said = b"data: " + json.dumps(event).replace("KEY", "sk-revoked-0123456789").encode()
@@ -288,7 +286,7 @@ REFUSED_IN_STREAM = {
     "responses": ("/v1/responses", {"type": "error", "code": "server_error", "message": "Failed"}, 500),
     "too long": ("/v1/responses", {"type": "error", "code": "context_length_exceeded", "message": "Too long"}, 400),
 }
-#: what stands before it: nothing, comments, and what OpenAI says of each request that it takes
+#: bytes before the refusal: nothing, comments, or the event that OpenAI sends for each accepted request
 BEFORE = {
     "at once": b"",
     "comments": b": PROCESSING\n\n: PROCESSING\n\n",
@@ -297,7 +295,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("kind", REFUSED_IN_STREAM)
-def test_a_whole_answer_that_is_a_refusal_is_stood_in_for_and_costs_nothing(
+def test_an_error_inside_a_200_causes_a_fallback_and_costs_nothing(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, kind: str
 ) -> None:
     path, said, status = REFUSED_IN_STREAM[kind]
@@ -325,7 +323,7 @@ def streamed(gateway: GatewayThread, path: str, model: str = "main") -> Reply:
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 @pytest.mark.parametrize("kind", REFUSED_IN_STREAM)
-def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_nothing(
+def test_an_error_as_the_first_stream_event_causes_a_fallback_and_costs_nothing(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, kind: str, before: bytes
 ) -> None:
     path, said, status = REFUSED_IN_STREAM[kind]
@@ -341,7 +339,7 @@ def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_noth
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
-def test_a_stream_that_ends_before_its_answer_began_is_stood_in_for_and_costs_nothing(
+def test_a_stream_that_ends_without_content_causes_a_fallback_and_costs_nothing(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, before: bytes
 ) -> None:
     flags = {"providers.second": {"base_url": second.url, **SECOND}}
@@ -362,7 +360,7 @@ def test_a_stream_that_ends_before_its_answer_began_is_stood_in_for_and_costs_no
     ],
     ids=["the call's own fault", "after text"],
 )
-def test_a_stream_that_nobody_else_can_take_over_is_passed_on_as_it_came(
+def test_a_stream_error_without_a_possible_fallback_is_forwarded_unchanged(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, said: object, before: bytes
 ) -> None:
     flags = {"providers.second": {"base_url": second.url, **SECOND}}
@@ -372,7 +370,7 @@ def test_a_stream_that_nobody_else_can_take_over_is_passed_on_as_it_came(
     assert reply.body.startswith(before + b"event: error\ndata: " + json.dumps(said).encode())
 
 
-def test_a_stream_whose_refusal_is_the_last_that_is_left_is_passed_on_as_it_came(
+def test_the_stream_error_of_the_last_fallback_is_forwarded_unchanged(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer
 ) -> None:
     path, said, _ = REFUSED_IN_STREAM["messages"]
@@ -385,7 +383,7 @@ def test_a_stream_whose_refusal_is_the_last_that_is_left_is_passed_on_as_it_came
     assert reply.body.count(b"event: error") == 1
 
 
-def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(
+def test_no_credential_header_of_the_caller_is_sent_to_a_fallback(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     held = {"base_url": second.url, **SECOND, "auth": "bearer", "key": "sk-second-0123456789"}
@@ -400,7 +398,7 @@ def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(
     assert [second.provider.calls[0].header(name) for name in own] == ["Bearer sk-second-0123456789", None, None]
 
 
-def test_sessions_are_shared_among_providers_and_stay_with_theirs(
+def test_sessions_are_distributed_among_providers_and_keep_their_provider(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     shared = [{"match": "main", "provider": {"upstream": 1, "second": 1}}]
@@ -420,7 +418,7 @@ def test_sessions_are_shared_among_providers_and_stay_with_theirs(
 
 
 @pytest.mark.parametrize("header", ["api-key", "authorization"])
-def test_a_provider_whose_credential_is_a_fixed_header_gets_that_and_nothing_of_the_caller(
+def test_a_provider_with_a_fixed_header_credential_gets_no_credential_of_the_caller(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, header: str
 ) -> None:
     providers = {
@@ -436,7 +434,7 @@ def test_a_provider_whose_credential_is_a_fixed_header_gets_that_and_nothing_of_
     assert "the-callers-own" not in str(second.provider.calls[-1].headers)
 
 
-def test_after_a_fallback_the_first_model_goes_on_with_its_own_beginning(
+def test_after_a_fallback_the_first_model_gets_its_earlier_prefix_again(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
@@ -454,7 +452,7 @@ def test_after_a_fallback_the_first_model_goes_on_with_its_own_beginning(
     assert sent()[: len(first)] == first
 
 
-def test_a_refusal_for_now_is_told_rather_than_that_a_smaller_model_cannot_hold_it(
+def test_a_temporary_error_is_returned_if_the_request_is_too_long_for_the_fallback(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     sizes = [{**MODELS[0], "window": 100_000}, {**MODELS[1], "window": 1_000}]
@@ -465,7 +463,7 @@ def test_a_refusal_for_now_is_told_rather_than_that_a_smaller_model_cannot_hold_
     assert second.provider.calls == []
 
 
-def test_an_answer_has_the_limit_of_the_model_that_gives_it(
+def test_the_output_limit_is_that_of_the_model_that_responds(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     limits = [{**MODELS[0], "output": 50_000}, {**MODELS[1], "output": 700}]
@@ -481,7 +479,7 @@ def test_an_answer_has_the_limit_of_the_model_that_gives_it(
     assert json.loads(second.provider.calls[-1].body)["max_tokens"] == 700
 
 
-def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothing(
+def test_a_fallback_too_expensive_for_the_budget_is_left_out(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     del mock
@@ -502,7 +500,7 @@ def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothin
 
 
 @pytest.mark.parametrize("is_connected", [False, True], ids=["not connected to it", "connected to it"])
-def test_for_a_client_that_has_left_no_other_provider_is_asked(
+def test_no_fallback_is_used_after_the_client_has_left(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, is_connected: bool
 ) -> None:
     has_left = threading.Event()
@@ -515,14 +513,14 @@ def test_for_a_client_that_has_left_no_other_provider_is_asked(
     providers = {"providers.second": {"base_url": second.url, **SECOND}}
     gateway = gateway_server(first.url, models=MODELS, **providers)
     if is_connected:
-        # What it takes to ask the other one is all there: nothing has to be waited for.
+        # With an open connection to the second provider, the gateway need not wait for anything.
         gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})
     before = len(second.provider.calls)
     body = json.dumps({"model": "main", "messages": HI}).encode()
     with connect(gateway.url) as sock:
         sock.sendall(chat_bytes(body, b"x-session-id: s").replace(b"connection: close\r\n", b""))
         until(lambda: first.requests, what="the provider is at work on the call")
-    gateway.web.takes_notice()
+    gateway.web.process_pending_events()
     has_left.set()
     [call] = until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"))
     gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})
@@ -530,13 +528,13 @@ def test_for_a_client_that_has_left_no_other_provider_is_asked(
     assert (call["outcome"], call["usage"]) == ("client_left", None)
 
 
-#: too long for the first model
+#: too long for the window of the first model
 LONG = [{"role": "user", "content": "word " * 3_000}]
 RESULT = "\n".join(f"line {number} of the log says something else {number * 7919}" for number in range(1_500))
 
 
 @pytest.mark.parametrize(("priced", "code"), [(False, "price_unknown"), (True, "budget_exhausted")])
-def test_a_budget_in_dollars_is_held_for_the_model_that_takes_what_is_too_long_for_the_first(
+def test_a_usd_budget_reserves_the_price_of_the_fallback_with_the_larger_window(
     gateway_server: StartGateway, mock_server: MockServer, second: MockServer, priced: bool, code: str
 ) -> None:
     main = {"match": "main", "provider": "upstream", "fallback": ["spare"], "window": 1_000, "price": PRICES[0]}
@@ -549,7 +547,7 @@ def test_a_budget_in_dollars_is_held_for_the_model_that_takes_what_is_too_long_f
 
 
 @pytest.mark.parametrize("usd", [0.008, 0.012])
-def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
+def test_a_call_with_results_shortened_to_fit_the_budget_keeps_its_fallbacks(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, usd: float
 ) -> None:
     models = [{**one, "window": 100_000} for one in MODELS]
@@ -567,12 +565,10 @@ def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
     assert len(second.provider.calls) == 1
 
 
-# --- formats that a provider takes -------------------------------------------------------------------------------------------
+# --- request formats of providers ----------------------------------------------------------------------------------------
 
 
-def test_of_providers_that_are_silent_two_are_asked_and_no_more(
-    gateway_server: StartGateway, byte_server: StartUpstream
-) -> None:
+def test_at_most_two_silent_providers_are_tried(gateway_server: StartGateway, byte_server: StartUpstream) -> None:
     def script(connection: Connection) -> None:
         connection.wait_until_left()
 
@@ -605,7 +601,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("format_", REQUESTS)
-def test_a_call_in_a_format_that_its_provider_does_not_take_goes_to_the_next(
+def test_a_call_in_a_format_not_supported_by_its_provider_goes_to_the_next(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, format_: str
 ) -> None:
     others = takes(*(name for name in REQUESTS if name != format_))
@@ -622,7 +618,7 @@ COUNTED = {"messages": "/v1/messages/count_tokens", "responses": "/v1/responses/
 
 
 @pytest.mark.parametrize("format_", COUNTED)
-def test_a_request_is_counted_by_a_provider_that_takes_its_format(
+def test_token_counting_uses_a_provider_that_supports_the_format(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer, format_: str
 ) -> None:
     gateway = gateway_server(
@@ -634,7 +630,7 @@ def test_a_request_is_counted_by_a_provider_that_takes_its_format(
     assert answer.json["input_tokens"] > 0
 
 
-def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of_a_format(
+def test_an_unsupported_format_does_not_send_the_callers_credential_to_another_provider(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, second: MockServer
 ) -> None:
     unheld = {"providers.second": {"base_url": second.url, **SECOND, "auth": "bearer"}}
@@ -646,7 +642,7 @@ def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of
 
 
 @pytest.mark.parametrize("format_", REQUESTS)
-def test_a_call_in_a_format_that_nobody_takes_is_refused_and_costs_nothing(
+def test_a_call_in_a_format_without_a_provider_is_refused_and_costs_nothing(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, format_: str
 ) -> None:
     other = "responses" if format_ == "chat" else "chat"

@@ -1,4 +1,4 @@
-"""Responses and Messages requests are fitted, shown in modes and held against budgets exactly as chat requests are."""
+"""Responses and Messages requests are trimmed, shortened by modes and limited by budgets exactly like chat requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ formats = pytest.mark.parametrize("form", [Format("messages"), Format("responses
 
 
 def holds(store: Path) -> int:
-    """Holds that are open."""
+    """Return the number of open holds."""
     with closing(sqlite3.connect(store)) as db:
         (number,) = db.execute("SELECT count(*) FROM holds").fetchone()
     return int(number)
@@ -42,7 +42,9 @@ def numbers(reply: Reply) -> tuple[int, int]:
 
 
 @formats
-def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, session: str, form: Format) -> None:
+def test_a_request_within_its_budget_is_forwarded_byte_for_byte_in_each_format(
+    web: Web, mock: MockProvider, session: str, form: Format
+) -> None:
     body = json.dumps(form.agent(1), indent=1).encode()
     reply = web.post(form.path, body, {"x-session-id": session, **BUDGET})
     assert reply.status == 200
@@ -51,7 +53,7 @@ def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: MockProvider, sess
 
 
 @formats
-def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
+def test_a_request_over_its_budget_is_trimmed_and_keeps_calls_with_results_in_each_format(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     received = form.agent(12)
@@ -69,7 +71,9 @@ def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
 
 
 @formats
-def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: MockProvider, session: str, form: Format) -> None:
+def test_the_next_turn_keeps_the_trimmed_prefix_in_each_format(
+    web: Web, mock: MockProvider, session: str, form: Format
+) -> None:
     ask(web, form, session, form.agent(12), BUDGET)
     first = form.sent(mock.calls[-1].body)
     ask(web, form, session, form.agent(13), BUDGET)
@@ -79,7 +83,7 @@ def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: MockProvide
 
 
 @formats
-def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format) -> None:
+def test_the_trim_report_lists_each_element(web: Web, session: str, form: Format) -> None:
     received = form.agent(12)
     reply = ask(web, form, session, received, BUDGET)
     items = web.get(f"/api/calls/{reply.header('x-gateway-request-id')}?explain=1").json["context"]["items"]
@@ -93,7 +97,7 @@ def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format)
 
 
 @formats
-def test_what_cannot_be_fitted_is_refused_by_name_in_its_own_format(
+def test_a_message_too_long_for_the_budget_is_refused_in_the_format_of_the_request(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     before = len(mock.calls)
@@ -108,7 +112,7 @@ def test_what_cannot_be_fitted_is_refused_by_name_in_its_own_format(
 
 
 @pytest.mark.parametrize(("path", "field"), [("responses", "input"), ("completions", "prompt")])
-def test_a_text_over_its_budget_is_refused_not_cut(
+def test_a_single_text_over_its_budget_is_refused_and_not_trimmed(
     web: Web, mock: MockProvider, session: str, path: str, field: str
 ) -> None:
     before = len(mock.calls)
@@ -132,7 +136,7 @@ def test_a_refusal_for_length_teaches_the_window(
 
 
 @formats
-def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
+def test_a_pinned_message_is_kept_and_its_mark_is_not_forwarded(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     marked = agent(12)
@@ -145,9 +149,7 @@ def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
     assert b"x_gateway" not in mock.calls[-1].body
 
 
-def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
-    web: Web, mock: MockProvider, session: str
-) -> None:
+def test_the_thinking_at_the_start_of_the_last_turn_is_kept(web: Web, mock: MockProvider, session: str) -> None:
     form = Format("messages")
     for steps in range(10, 16):
         body = form.agent(steps, limit=2000, thinking={"type": "enabled", "budget_tokens": 1024})
@@ -161,12 +163,12 @@ def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
 
 
 @formats
-def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
+def test_messages_replaced_by_a_compaction_are_dropped_first_or_do_not_count(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     body = form.agent(12)
     elements = body[form.array]
-    # Of a Messages request what lies before it does not count, so that the rest must be too long by itself.
+    # Messages before a compaction in a Messages request do not count, so the rest must be too long by itself.
     least = 4 if form.wire == "messages" else 18
     place = next(place for place, one in enumerate(elements) if place > least and form.pairs([one])[0])
     compact = (
@@ -190,7 +192,7 @@ def test_what_a_compaction_stands_for_goes_first_or_does_not_count(
 
 @formats
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
-def test_results_are_shown_in_the_mode_that_is_asked_for(
+def test_results_are_shown_in_the_requested_mode(
     web: Web, mock: MockProvider, session: str, form: Format, mode: str
 ) -> None:
     received = form.agent(3)
@@ -209,7 +211,7 @@ def test_results_are_shown_in_the_mode_that_is_asked_for(
 every_format = pytest.mark.parametrize(
     "form", [*map(Format, ("chat", "messages", "responses"))], ids=lambda one: one.wire
 )
-#: a picture and a text as each format has them in a tool result
+#: an image and a text in the format of a tool result
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAyAAAAJYCAIAAAAVFBUn" + "A" * 4_000
 PARTS: dict[str, Any] = {
     "chat": ("text", {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}),
@@ -219,14 +221,14 @@ PARTS: dict[str, Any] = {
 
 
 def with_parts(form: Format, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """A request of an agent after a step, whose last result has these parts."""
+    """Return a request of an agent after one step, with these parts in its last result."""
     body = form.agent(1)
     result_of(form, body[form.array], parts)
     return body
 
 
 def result_of(form: Format, elements: list[Any], parts: list[dict[str, Any]] | None = None) -> Any:
-    """The parts of the last result, after they were set where some are given."""
+    """Return the parts of the last result; set them first if `parts` are given."""
     name = "output" if form.wire == "responses" else "content"
     holders = [one["content"][-1] if form.wire == "messages" else one for one in elements if form.pairs([one])[1]]
     if parts is not None:
@@ -235,7 +237,7 @@ def result_of(form: Format, elements: list[Any], parts: list[dict[str, Any]] | N
 
 
 @every_format
-def test_the_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_goes_behind_the_last_handle(
+def test_the_text_of_a_result_is_shortened_and_its_image_is_replaced_only_by_a_handle(
     web: Web, mock: MockProvider, session: str, form: Format
 ) -> None:
     name, picture = PARTS[form.wire]
@@ -257,7 +259,7 @@ def test_the_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_goes_beh
 
 
 @every_format
-def test_a_picture_for_which_there_is_no_room_stays(
+def test_an_image_is_kept_if_there_is_no_space_to_store_it(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, form: Format
 ) -> None:
     name, picture = PARTS[form.wire]
@@ -268,9 +270,7 @@ def test_a_picture_for_which_there_is_no_room_stays(
     assert reply.header("x-response-mode") == "handle_only", "the mode in force"
 
 
-def test_a_search_result_without_citations_is_text_and_one_with_them_stays(
-    web: Web, mock: MockProvider, session: str
-) -> None:
+def test_a_search_result_is_replaced_only_if_it_has_no_citations(web: Web, mock: MockProvider, session: str) -> None:
     form = Format("messages")
     text = "\n".join(f"line {number}: parcel {number} weighs {number * 37} g" for number in range(150))
     found = {"type": "search_result", "source": "https://a.example", "title": "Parcels"}
@@ -288,7 +288,7 @@ def handle_in(text: str) -> str:
 
 
 @formats
-def test_a_session_shrinks_its_results_before_it_is_refused(
+def test_a_session_shortens_its_results_before_it_is_refused(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, form: Format
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 12_000})
@@ -310,7 +310,7 @@ def test_a_session_shrinks_its_results_before_it_is_refused(
     ("path", "field", "end"),
     [("responses", "input", "response.incomplete"), ("completions", "prompt", '"finish_reason":"length"')],
 )
-def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
+def test_a_stream_reserves_more_while_it_runs_and_ends_with_its_budget(
     mock_server: MockServer, gateway_server: StartGateway, path: str, field: str, end: str
 ) -> None:
     grows = [{"match": "*", "provider": "upstream", "reasoning": False}]
@@ -318,12 +318,12 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
     gateway = gateway_server(mock_server.url, models=grows, **flags)
     with ThreadPoolExecutor(1) as pool, connect(gateway.url) as other:
         slow = {"x-session-id": "s", "x-mock": "chunks=6000;interval=0.001"}
-        # A completion has a limit where it does not say that it wants none.
+        # A completion has a default limit unless it asks for none.
         endless = {"n_predict": -1} if path == "completions" else {}
         fields = {"model": "mock-small", "stream": True, field: "Tell me all.", **endless}
         stream = pool.submit(gateway.web.post, f"/v1/{path}", fields, slow)
         until(lambda: holds(gateway.store))
-        # The rest is held by another call, so that the stream's hold cannot grow.
+        # Another call reserves the rest, so that the reservation of the stream cannot grow.
         chat = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3_800}
         other.sendall(chat_bytes(json.dumps(chat).encode(), b"x-session-id: s", b"x-mock: hang=1"))
         reply = stream.result()
@@ -353,7 +353,7 @@ def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
     assert len(mock.calls) == 8
 
 
-def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
+def test_the_openai_sdk_runs_a_long_agent_over_responses_within_its_budget(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     with openai.OpenAI(
@@ -372,7 +372,7 @@ def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_provider_keeps_of_a_conversation_is_named_because_nobody_here_weighs_it(
+def test_server_side_state_is_named_in_a_header_because_it_is_not_counted(
     gateway: GatewayThread, session: str, stream: bool
 ) -> None:
     def told(**body: Any) -> str | None:
@@ -386,7 +386,7 @@ def test_what_the_provider_keeps_of_a_conversation_is_named_because_nobody_here_
     assert told(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
 
 
-#: by path: a part that names a file which it does not hold, and how
+#: by path: a part that refers to a file instead of containing it, and the field that refers to it
 FILES = [
     ("chat/completions", {"type": "file", "file": {"file_id": "file-1"}}, "file_id"),
     ("responses", {"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url"),
@@ -402,17 +402,17 @@ def unseen(web: Web, session: str, path: str, items: list[dict[str, Any]]) -> st
 
 
 @pytest.mark.parametrize(("path", "part", "named"), FILES)
-def test_a_file_that_is_named_by_its_id_or_address_is_told_of(
+def test_a_file_referenced_by_id_or_url_is_reported(
     web: Web, session: str, path: str, part: dict[str, Any], named: str
 ) -> None:
     assert unseen(web, session, path, [{"role": "user", "content": [part]}]) == named
 
 
 @pytest.mark.parametrize(("path", "part", "named"), FILES)
-def test_a_file_is_told_of_on_all_turns_behind_it_and_not_once_it_is_taken_back(
+def test_a_referenced_file_is_reported_on_all_later_turns_until_it_is_removed(
     web: Web, session: str, path: str, part: dict[str, Any], named: str
 ) -> None:
-    """The beginning of a long conversation is known, and is not looked through again."""
+    """The prefix of a long conversation is cached and not scanned again."""
 
     def asks(content: object) -> dict[str, Any]:
         return {"role": "user", "content": content}
@@ -425,12 +425,12 @@ def test_a_file_is_told_of_on_all_turns_behind_it_and_not_once_it_is_taken_back(
         assert unseen(web, session, path, [*begun, asks("more")]) == named
 
 
-def test_a_sessions_next_turn_is_expected_to_weigh_what_the_provider_keeps_too(web: Web, session: str) -> None:
-    weights = []
+def test_the_next_turn_counts_the_tokens_that_the_provider_stores(web: Web, session: str) -> None:
+    counts = []
     for number in range(2):
         asked = {"model": "mock-small", "input": f"and number {number}?", "previous_response_id": f"resp_{number}"}
         reply = web.post("/v1/responses", asked, {"x-session-id": session, "x-mock": "tokens=5000/5"})
-        weights.append(int(reply.header("x-context-tokens") or 0))
-    first, second = weights
+        counts.append(int(reply.header("x-context-tokens") or 0))
+    first, second = counts
     assert first < 100
     assert 4_900 <= second <= 5_100

@@ -1,4 +1,4 @@
-"""A gateway that stood still for longer than a time limit (a suspended machine): what came meanwhile is not silence."""
+"""A gateway that was suspended longer than a timeout: bytes that arrived meanwhile are not treated as silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.web import HI
 
 pytestmark = pytest.mark.long
 
-#: seconds that the gateway bears of a provider's silence, that an answer takes, and that the gateway stands still
+#: Seconds: the read timeout of the provider, the duration of a response, and how long the gateway is stopped.
 LIMIT_S = 2.5
 TAKES_S = 1.0
 FROZEN_S = 4.0
@@ -38,7 +38,7 @@ def other() -> Iterator[MockServer]:
     ],
     ids=["whole", "stream", "within a stream"],
 )
-def test_what_waits_in_the_socket_of_a_gateway_that_stood_still_is_taken_and_nobody_else_is_asked(
+def test_a_suspended_gateway_reads_waiting_responses_and_uses_no_fallback(
     gateway_process: StartProcess,
     mock_server: MockServer,
     mock: MockProvider,
@@ -62,7 +62,7 @@ def test_what_waits_in_the_socket_of_a_gateway_that_stood_still_is_taken_and_nob
         asked = [pool.submit(gateway.web.post, "/v1/chat/completions", body, headers) for _ in range(TIMES)]
         until(lambda: len(mock.calls) == TIMES, what="the provider is asked")
         gateway.signal(signal.SIGSTOP)
-        # The limit is the system's time, which goes on.
+        # The timeout uses the system's clock, which continues.
         time.sleep(FROZEN_S)
         gateway.signal(signal.SIGCONT)
         replies = [one.result() for one in asked]

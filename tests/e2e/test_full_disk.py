@@ -1,7 +1,7 @@
-"""A full disk under the SQLite file: refusals in time, nothing lost, and on by itself when there is room again.
+"""A full disk under the SQLite file: calls are refused, nothing is lost, and calls work again when there is space.
 
-What a process may write to a file is limited from outside while it runs. What it writes beyond that fails as it would
-on a full disk: Python ignores the signal that goes with it.
+The test limits from outside how much a running process may write to a file. Writes beyond the limit fail as on a full
+disk: Python ignores the signal that accompanies them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartProcess
 from tests.support.gateways import GatewayProcess, until
 from tests.support.timing import in_time
-from tests.support.web import CHAT, HI, PATIENCE_S, Reply
+from tests.support.web import CHAT, CLIENT_TIMEOUT_S, HI, Reply
 
 pytestmark = pytest.mark.long
 
-#: `store.timeout_ms`; a full disk is known at once
+#: `store.timeout_ms`; a full disk is detected at once
 TIMEOUT_S: Final = 60.0
 STREAM: Final = "chunks=20;interval=0.08;tokens=30/20"
 
@@ -40,7 +40,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def gateway(mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess) -> GatewayProcess:
-    """With a budget, so that what a call may cost is held in the store before it is sent."""
+    """Return a gateway with a budget, which reserves the cost of a call in the store before it sends the call."""
     return gateway_process(
         mock_server.url,
         **{"budget.tokens": 1_000_000, "store.timeout_ms": TIMEOUT_S * 1000, "store.on_failure": "closed"},
@@ -48,7 +48,7 @@ def gateway(mock_server: MockServer, mock: MockProvider, gateway_process: StartP
 
 
 def fill(gateway: GatewayProcess, size: int | None = None) -> None:
-    """No file may be longer than this; None: than the log of the database is, so that shorter files may grow."""
+    """Limit the size of files. None: to the length of the database log, so that shorter files can grow."""
     log = gateway.store.with_name("gateway.db-wal")
     set_limit(gateway, log.stat().st_size if size is None else size)
 
@@ -71,7 +71,7 @@ def is_ready(gateway: GatewayProcess) -> bool:
 
 
 def kept(gateway: GatewayProcess) -> dict[str, tuple[int, int, int, int]]:
-    """Calls, input, output and estimated tokens of each session as the file has them."""
+    """Return calls, input, output and estimated tokens of each session from the file."""
     with closing(sqlite3.connect(gateway.store)) as db:
         query = "SELECT id, calls, input_tokens, output_tokens, estimated_tokens FROM sessions"
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -85,12 +85,12 @@ def open_holds(gateway: GatewayProcess) -> int:
 
 
 def in_all(gateway: GatewayProcess) -> tuple[int, ...]:
-    """The same of all sessions together."""
+    """Return calls, input, output and estimated tokens of all sessions together from the file."""
     return tuple(map(sum, zip(*kept(gateway).values(), strict=True)))
 
 
 def billed(mock: MockProvider) -> tuple[int, int, int, int]:
-    """The same as the provider has it: nothing of it was estimated."""
+    """Return calls, input, output and estimated tokens as the provider billed them: none are estimated."""
     ledger = mock.billed()
     return ledger.calls, ledger.input_tokens, ledger.output_tokens, 0
 
@@ -103,7 +103,7 @@ def ask_anthropic(gateway: GatewayProcess) -> Reply:
 def running_stream(
     gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor, session: str
 ) -> Future[Reply]:
-    """A stream of which the first part has arrived at the gateway."""
+    """Start a stream and wait until the provider has received it."""
     before = len(mock.calls)
     running = pool.submit(gateway.web.stream, session, STREAM)
     until(lambda: len(mock.calls) > before)
@@ -111,7 +111,7 @@ def running_stream(
 
 
 @pytest.mark.parametrize("journal", ["has room", "is full too"])
-def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_room(
+def test_with_a_full_disk_new_calls_are_refused_and_running_calls_are_settled_later(
     gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor, journal: str
 ) -> None:
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
     assert not is_ready(gateway)
     assert gateway.web.get("/healthz").status == 200
 
-    for answer in (one.result(PATIENCE_S) for one in running):
+    for answer in (one.result(CLIENT_TIMEOUT_S) for one in running):
         assert answer.clean
         assert answer.data_lines[-1] == "[DONE]"
     written = "".join(file.read_text() for file in journals(gateway))
@@ -153,7 +153,7 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
     assert "Traceback" not in gateway.errors.read_text()
 
 
-def test_a_call_that_nothing_is_held_for_finds_the_disk_full_at_its_end_and_is_charged_later(
+def test_a_call_without_a_reservation_is_charged_after_the_disk_was_full(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
@@ -165,7 +165,7 @@ def test_a_call_that_nothing_is_held_for_finds_the_disk_full_at_its_end_and_is_c
     assert kept(gateway)["s"][0] == 2
 
 
-def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
+def test_journal_entries_from_a_full_disk_survive_a_kill(
     gateway: GatewayProcess,
     mock_server: MockServer,
     mock: MockProvider,
@@ -175,7 +175,7 @@ def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
     assert gateway.web.chat("s").status == 200
     running = running_stream(gateway, mock, pool, "s")
     fill(gateway)
-    assert running.result(PATIENCE_S).data_lines[-1] == "[DONE]"
+    assert running.result(CLIENT_TIMEOUT_S).data_lines[-1] == "[DONE]"
     gateway.signal(signal.SIGKILL)
     gateway.wait()
     assert kept(gateway)["s"][0] == 1
@@ -184,7 +184,7 @@ def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
     assert open_holds(again) == 0
 
 
-def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
+def test_records_not_written_at_shutdown_are_written_at_the_next_start(
     gateway: GatewayProcess,
     mock_server: MockServer,
     mock: MockProvider,
@@ -195,19 +195,19 @@ def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
     running = running_stream(gateway, mock, pool, "s")
     fill(gateway)
     gateway.signal(signal.SIGTERM)
-    assert running.result(PATIENCE_S).data_lines[-1] == "[DONE]"
+    assert running.result(CLIENT_TIMEOUT_S).data_lines[-1] == "[DONE]"
     gateway.wait()
     again = gateway_process(mock_server.url, folder=gateway.folder)
     until(lambda: in_all(again) == billed(mock))
 
 
-def test_many_calls_at_once_over_a_disk_that_fills_again_and_again_are_each_charged_once(
+def test_concurrent_calls_are_charged_once_while_the_disk_fills_repeatedly(
     gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor
 ) -> None:
     ends = time.monotonic() + 3.5
 
     def client(number: int) -> Counter[tuple[str, int, str]]:
-        """How its calls ended. A call of the session s2 is 32 and 5 tokens."""
+        """Make calls and return how they ended. A call of the session s2 has 32 input and 5 output tokens."""
         session = f"s{number % 3}"
         body = {"model": "mock-small", "messages": HI, "max_tokens": 9, "stream": number % 2 == 0}
         headers = {"x-session-id": session, "x-mock": f"chunks=5;interval=0.01;tokens={30 + number % 3}/5"}
@@ -225,7 +225,7 @@ def test_many_calls_at_once_over_a_disk_that_fills_again_and_again_are_each_char
         fill(gateway, size)
         time.sleep(0.3)
         make_room(gateway)
-    seen = sum((one.result(PATIENCE_S) for one in clients), Counter[tuple[str, int, str]]())
+    seen = sum((one.result(CLIENT_TIMEOUT_S) for one in clients), Counter[tuple[str, int, str]]())
     sessions = ("s0", "s1", "s2")
     assert {(status, code) for _, status, code in seen} == {(200, ""), (503, "store_unavailable")}
     answered = [seen[session, 200, ""] for session in sessions]

@@ -1,4 +1,4 @@
-"""A call that is over is gone at once: what held itself would wait for the garbage collector, which stops all others."""
+"""A finished call is freed at once: reference cycles would need the garbage collector, which stops all other calls."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.formats import Format
 from tests.support.gateways import GatewayThread, until
 
 CALLS = 12
-#: what holds everything else of a call, at one time or another
+#: types of which one always holds everything else of a call
 OF_A_CALL = (CallRecord, Incoming, CallState, ClientResponse)
 
 
 @contextmanager
 def garbage() -> Iterator[Counter[str]]:
-    """What of calls only the garbage collector found, by type; there once it is left."""
+    """Yield a counter, by type, of the call objects that only the garbage collector found; filled at the end."""
     found = Counter[str]()
     gc.collect()
     gc.disable()
@@ -44,7 +44,7 @@ def make_calls(gateway: GatewayThread, form: Format, *, stream: bool) -> None:
     for number in range(CALLS):
         body = form.body([*agent(2), {"role": "user", "content": f"Go on with part {number}."}], stream=stream)
         assert gateway.web.post(form.path, body, {"x-session-id": f"s{number % 3}"}).status == 200
-    # The last of them is put away after its answer was read.
+    # The last call is freed after its response was read.
     until(lambda: gateway.web.get("/healthz").status == 200)
 
 

@@ -1,4 +1,4 @@
-"""Conversations that openai's SDK chains by `previous_response_id`, of a model that two accounts share."""
+"""Conversations chained by `previous_response_id` with OpenAI's SDK, for a model that two accounts share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONVERSATIONS = 8
 
 
 class Account:
-    """A provider that knows its own answers, and no others."""
+    """A provider that knows only its own responses."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,7 +79,7 @@ def flags_of(accounts: tuple[ByteServer, ByteServer]) -> dict[str, object]:
 
 
 def ask(client: openai.OpenAI, text: str, previous: str | None = None, *, stream: bool = False) -> tuple[str, str]:
-    """The id of the answer, and the session that it was charged to."""
+    """Return the id of the response, and the session that it was charged to."""
     raw: Any = client.responses.with_raw_response.create(
         model="shared", input=text, previous_response_id=previous, stream=stream
     )
@@ -94,7 +94,7 @@ def client_of(gateway: GatewayThread) -> openai.OpenAI:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_each_turn_is_of_one_session_and_goes_to_the_account_that_knows_it_also_after_a_restart(
+def test_each_turn_keeps_its_session_and_its_account_even_after_a_restart(
     accounts: tuple[ByteServer, ByteServer], gateway_server: StartGateway, tmp_path: Path, kind: str, stream: bool
 ) -> None:
     redis = RedisServer(tmp_path) if kind == "redis" else None
@@ -122,7 +122,7 @@ def test_each_turn_is_of_one_session_and_goes_to_the_account_that_knows_it_also_
     assert {known.split("_")[1] for known, _ in first} == {"a", "b"}
 
 
-def test_the_numbers_of_a_request_are_those_of_the_session_that_it_would_be_of(
+def test_counting_a_chained_request_uses_the_numbers_of_its_session(
     accounts: tuple[ByteServer, ByteServer], gateway_server: StartGateway
 ) -> None:
     models = [{"match": "shared", "provider": "a"}]

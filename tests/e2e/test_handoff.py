@@ -1,4 +1,4 @@
-"""Agents that pass token counts to retrieval tools: the recipes of docs/guides/token-counts.md, as they stand."""
+"""Agents that pass token counts to retrieval tools: run the recipes of docs/guides/token-counts.md unchanged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.support.web import CHAT
 
 Played = Callable[[str], Any]
 
-#: of the model, for the request and its answer
+#: tokens of the model for the request and its output
 WINDOW = 4_000
 TASK = "Who keeps parcels in hall 7?"
 SESSION = "report-42"
-#: 60 documents of about 120 tokens each, of which a search finds more than the window takes
+#: 60 documents of about 120 tokens each; a search finds more than fit into the window
 INDEX = [
     {
         "id": f"document-{number}",
@@ -37,7 +37,7 @@ INDEX = [
 
 
 def search(query: str) -> list[dict[str, str]]:
-    """40 documents, the best first: from the one on that the query names."""
+    """Return 40 documents, best first, starting at the number in the query."""
     first = int(query)
     return INDEX[first : first + 40]
 
@@ -46,12 +46,12 @@ def call(*queries: int) -> Turn:
     return Turn(tool_calls=tuple(ToolCall("retrieve", json.dumps({"query": str(first)})) for first in queries))
 
 
-#: what the model asks for: documents that overlap, two searches at once, and the same again
+#: what the model asks for: overlapping documents, two concurrent searches, and the first one again
 TURNS = (call(0), call(5, 5), call(0), call(12, 20), call(3), Turn("Nobody."))
 
 
 def recipe(heading: str) -> str:
-    """The code below a heading of the document."""
+    """Return the code block below a heading of the document."""
     text = (ROOT / "docs/guides/token-counts.md").read_text("utf-8")
     found = re.search(rf"^## {heading}$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found, heading
@@ -60,7 +60,7 @@ def recipe(heading: str) -> str:
 
 @pytest.fixture
 def strict(mock_server: MockServer, mock: MockProvider) -> Iterator[MockProvider]:
-    """The provider refuses what is over the window, by its own count."""
+    """Yield the provider; it refuses requests over the window by its own count."""
     mock_server.provider.windows = {"gpt-5.1": WINDOW}
     yield mock
     mock_server.provider.windows = {}
@@ -68,13 +68,13 @@ def strict(mock_server: MockServer, mock: MockProvider) -> Iterator[MockProvider
 
 @pytest.fixture
 def small(strict: MockProvider, mock_server: MockServer, gateway_server: StartGateway) -> GatewayThread:
-    """A gateway that knows the model's window."""
+    """Return a gateway that knows the model's window."""
     return gateway_server(mock_server.url, models=[{"match": "gpt-5.1", "provider": "upstream", "window": WINDOW}])
 
 
 @pytest.fixture
 def played(small: GatewayThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
-    """Run a recipe against the gateway, as a module of its own. Its clients are closed at the end."""
+    """Yield a function that runs a recipe against the gateway as a module. Its clients are closed at the end."""
     monkeypatch.setenv("OPENAI_API_KEY", "any")
     modules: list[Any] = []
 
@@ -99,7 +99,7 @@ def played(small: GatewayThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def said(client: str, module: Any) -> str:
-    """The last words of a recipe's agent."""
+    """Return the last text of a recipe's agent."""
     if client == "OpenAI SDK":
         return str(module.run(TASK))
     if client == "LangGraph":
@@ -108,7 +108,7 @@ def said(client: str, module: Any) -> str:
 
 
 def streamed(graph: Any) -> str:
-    """The same graph, its model's words streamed."""
+    """Return the last text of the same graph with streaming."""
     pieces = [piece for piece, _ in graph.stream({"messages": [("user", TASK)]}, stream_mode="messages")]
     last = [piece for piece in pieces if piece.type == "AIMessageChunk"]
     assert len(last) > len(TURNS), "it was not streamed"
@@ -123,20 +123,20 @@ def code_for(client: str) -> str:
 
 
 def without_numbers(code: str) -> str:
-    """The recipe with a tool that hands out all it finds."""
+    """Return the recipe with a tool that returns all that it finds."""
     found, count = re.subn(r'given\["remaining_tokens"\]|counts\.share\(len\(.*?\)\)', "None", code)
     assert count == 1
     return found
 
 
 def results(provider: MockProvider) -> list[str]:
-    """The tool results in the last request that the provider got."""
+    """Return the tool results in the last request to the provider."""
     messages = json.loads(provider.calls[-1].body)["messages"]
     return [message["content"] for message in messages if message["role"] == "tool"]
 
 
 def records(gateway: GatewayThread) -> list[Any]:
-    """The session's calls, oldest first."""
+    """Return the session's calls, oldest first."""
     found: list[Any] = gateway.web.get(f"/api/sessions/{SESSION}/calls").json["calls"]
     return found[::-1]
 
@@ -145,7 +145,7 @@ CLIENTS = ("OpenAI SDK", "LangGraph", "LangGraph, streamed")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_retrieval_tool_that_reads_the_numbers_stays_within_the_window(
+def test_a_retrieval_tool_that_reads_the_token_counts_stays_within_the_window(
     client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
@@ -153,7 +153,7 @@ def test_a_retrieval_tool_that_reads_the_numbers_stays_within_the_window(
     assert [call.status for call in strict.calls] == [200] * len(TURNS)
     seen = records(small)
     assert [call["context"]["trimmed"] for call in seen] == [{}] * len(TURNS)
-    # It makes use of the window, and does not only hand out next to nothing.
+    # The agent uses the window and does not return almost nothing.
     billed = [call.billed.input_tokens for call in strict.calls if call.billed]
     assert max(billed) > 0.6 * seen[-1]["context"]["budget"]
 
@@ -171,7 +171,7 @@ def test_no_document_is_sent_twice(client: str, small: GatewayThread, strict: Mo
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_all_calls_of_the_agent_are_in_its_sessions_totals(
+def test_all_calls_of_the_agent_are_in_the_session_totals(
     client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
@@ -184,7 +184,7 @@ def test_all_calls_of_the_agent_are_in_its_sessions_totals(
 
 
 @pytest.mark.parametrize("client", CLIENTS[:2])
-def test_without_the_numbers_the_same_agent_is_refused(
+def test_without_the_token_counts_the_same_agent_is_refused(
     client: str, small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     strict.push(*TURNS)
@@ -194,7 +194,7 @@ def test_without_the_numbers_the_same_agent_is_refused(
 
 
 @pytest.mark.parametrize("client", CLIENTS[:2])
-def test_without_the_numbers_what_is_fetched_bit_by_bit_is_cut(
+def test_without_the_token_counts_results_fetched_in_parts_are_trimmed(
     client: str, small: GatewayThread, strict: MockProvider, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = played(without_numbers(code_for(client)))
@@ -204,7 +204,7 @@ def test_without_the_numbers_what_is_fetched_bit_by_bit_is_cut(
     assert any(record["context"]["trimmed"] for record in records(small))
 
 
-def test_what_was_handed_is_remembered_by_a_checkpointer(
+def test_a_checkpointer_remembers_the_returned_documents(
     small: GatewayThread, strict: MockProvider, played: Played
 ) -> None:
     module = played(code_for("LangGraph"))
@@ -221,7 +221,7 @@ def test_what_was_handed_is_remembered_by_a_checkpointer(
     assert set(second[-1]["given_before"]) <= names
 
 
-def test_between_two_cuts_what_was_handed_counts_as_known(small: GatewayThread, strict: MockProvider) -> None:
+def test_returned_documents_count_as_known_until_the_next_trim(small: GatewayThread, strict: MockProvider) -> None:
     cuts, handed = [], Handed()
     for steps in range(10, 22):
         headers = {"x-session-id": "cuts", "x-context-budget": "2500"}
@@ -235,7 +235,7 @@ def test_between_two_cuts_what_was_handed_counts_as_known(small: GatewayThread, 
     assert len({cut for cut, _ in cuts}) == kept.count(1), cuts
 
 
-def test_the_headers_agree_with_what_is_said_of_a_body_that_is_not_sent(
+def test_the_headers_of_a_call_match_the_counts_of_the_same_unsent_body(
     small: GatewayThread, strict: MockProvider
 ) -> None:
     body = {"model": "gpt-5.1", "messages": agent(3)}

@@ -1,4 +1,4 @@
-"""What a provider keeps of a conversation is held for: a session that goes on from its answers keeps its budget."""
+"""Reserve tokens of conversations stored at the provider, so that sessions with stored context keep their budget."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.web import Web
 #: some 6,000 tokens
 TEXT = "The boat went up the river, past the mill. " * 550
 TURNS = 6
-#: What the first five turns cost, and some of the sixth: more than that turn says itself with 8,192 tokens, and less than
-#: it is billed at.
+#: The cost of the first five turns and a part of the sixth. The sixth turn fits by its own 8,192 tokens, but not by
+#: what it is billed.
 BUDGET = 110_000
 INSTRUCTIONS = "You are a helpful assistant. " * 200
 
@@ -44,7 +44,7 @@ def sdk(gateway: GatewayThread, session: str) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, *, stream: bool = False, **fields: Any) -> tuple[Any, int]:
-    """The answer, and what its input was expected to weigh."""
+    """Return the response, and its expected input tokens."""
     fields = {"model": "mock-small", "input": TEXT, "max_output_tokens": 50, **fields}
     raw: Any = client.responses.with_raw_response.create(**fields, stream=stream)
     parsed: Any = raw.parse()
@@ -55,7 +55,7 @@ def ask(client: openai.OpenAI, *, stream: bool = False, **fields: Any) -> tuple[
 def converse(
     gateway: GatewayThread, going_on: Next, *, stream: bool = False, turns: int = TURNS, last: Any = None, **fields: Any
 ) -> tuple[Any, openai.BadRequestError | None, int]:
-    """The last answer, the refusal, and how many turns were answered, each of them as it was expected to weigh."""
+    """Return the last response, the refusal, and the number of completed turns, after checking their tokens."""
     answer = last
     with sdk(gateway, "river") as client:
         for number in range(turns):
@@ -73,13 +73,13 @@ def assert_kept_within(web: Web, mock: MockProvider, refused: openai.BadRequestE
     assert answered == TURNS - 1 == len(mock.calls)
     used = web.get("/api/sessions/river").json["budget"]["used"]["tokens"]
     assert used == mock.billed().total_tokens
-    # Neither more than it had, nor was it kept from what it had room for.
+    # The session used neither more than its budget, nor was it refused too early.
     assert BUDGET - 8 * len(TEXT) // 4 < used <= BUDGET
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("going_on", [by_response, by_conversation])
-def test_a_session_that_goes_on_from_what_is_kept_is_refused_before_it_overshoots(
+def test_a_session_with_stored_context_is_refused_before_it_exceeds_its_budget(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, going_on: Next, stream: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
@@ -87,7 +87,7 @@ def test_a_session_that_goes_on_from_what_is_kept_is_refused_before_it_overshoot
     assert_kept_within(gateway.web, mock, refused, answered)
 
 
-def test_what_each_request_says_anew_is_not_counted_twice(
+def test_instructions_repeated_in_each_request_are_not_counted_twice(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -96,7 +96,7 @@ def test_what_each_request_says_anew_is_not_counted_twice(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_it_is_known_after_a_restart(
+def test_stored_tokens_are_known_after_a_restart(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, tmp_path: Path, kind: str
 ) -> None:
     redis = RedisServer(tmp_path) if kind == "redis" else None
@@ -116,7 +116,7 @@ def test_it_is_known_after_a_restart(
             redis.kill()
 
 
-def test_two_branches_go_on_from_the_same_answer(
+def test_two_branches_can_continue_from_the_same_response(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -130,7 +130,7 @@ def test_two_branches_go_on_from_the_same_answer(
         assert expected == pytest.approx(other.usage.total_tokens + 6, rel=0.03)
 
 
-def test_what_is_kept_is_shown_and_nothing_is_cut_or_refused_for_it(
+def test_stored_tokens_are_reported_but_cause_no_trim_and_no_refusal(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 9_000, "context.recall": "off"})
@@ -154,7 +154,7 @@ def test_what_is_kept_is_shown_and_nothing_is_cut_or_refused_for_it(
     ("first", "second"),
     [({"store": False}, {}), ({}, {"extra_headers": {"x-session-id": "another"}}), ({}, {"model": "elsewhere/m"})],
 )
-def test_what_nobody_keeps_or_another_session_or_provider_does_stands_for_nothing(
+def test_responses_that_are_not_stored_or_stored_by_others_count_no_tokens(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, first: Any, second: Any
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "none", "retries": 0}
@@ -166,7 +166,7 @@ def test_what_nobody_keeps_or_another_session_or_provider_does_stands_for_nothin
         assert expected < 100
 
 
-def test_a_budget_in_usd_holds_for_what_is_kept(
+def test_a_usd_budget_includes_stored_tokens(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}}]
@@ -178,7 +178,7 @@ def test_a_budget_in_usd_holds_for_what_is_kept(
     assert mock.billed().calls == TURNS - 1
 
 
-def test_the_limit_of_an_answer_is_not_lowered_for_what_the_provider_may_drop(
+def test_stored_tokens_do_not_lower_the_output_limit_of_the_window(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     models = [{"match": "small", "provider": "upstream", "window": 14_000}]
@@ -192,7 +192,7 @@ def test_the_limit_of_an_answer_is_not_lowered_for_what_the_provider_may_drop(
     assert limits[0] == limits[1] > 4_096
 
 
-def test_a_request_that_says_nothing_new_is_held_for_what_is_kept(
+def test_a_request_without_input_reserves_the_stored_tokens(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 12_000})

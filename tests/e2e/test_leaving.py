@@ -1,4 +1,4 @@
-"""Clients that leave: the provider bills, so the session is charged; once, exactly where the answer was read on."""
+"""Clients that disconnect are charged once, because the provider bills; exactly if the response was drained."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def leave(
     path: str = CHAT,
     **fields: Any,
 ) -> None:
-    """Send a call and go: once `after` was read, or once the provider has the call."""
+    """Send a call and disconnect: after `after` was read, or after the provider has received the call."""
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream, "max_tokens": 999, **fields}).encode()
     headers = [f"x-session-id: {session}".encode(), f"x-mock: {mock}".encode()]
     before = len(provider.calls)
@@ -69,7 +69,7 @@ def leave(
 
 
 def record(web: Web, session: str) -> Any:
-    """The one call of the session, once it was settled, and nothing more after it."""
+    """Return the only call of the session once it is settled."""
 
     def calls() -> Any:
         answer = web.get(f"/api/sessions/{session}/calls")
@@ -84,7 +84,7 @@ def record(web: Web, session: str) -> Any:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_once_drained(
+def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_after_draining(
     stream: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
     leave(web, session, "delay=0.2;tokens=50/9", provider=mock, stream=stream)
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_once_drai
     assert (found["outcome"], found["status"], found["usage_source"]) == ("ok", 200, "provider")
 
 
-def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(
+def test_a_client_that_leaves_a_stream_is_charged_exactly_after_draining(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     leave(web, session, "chunks=20;interval=0.02;tokens=50/9", provider=mock, after=b"content", stream=True)
@@ -104,7 +104,7 @@ def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where_cancelled(
+def test_a_call_cancelled_before_the_first_byte_is_charged_by_estimate(
     stream: bool, cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "delay=60", provider=mock, stream=stream)
@@ -114,7 +114,7 @@ def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where
     assert found["usage"]["output_tokens"] == 0
 
 
-def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
+def test_a_cancelled_stream_is_charged_for_the_delivered_output(
     cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "chunks=900;interval=0.06", provider=mock, after=b"said", stream=True)
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
 
 @pytest.fixture
 def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    """A gateway that cancels, and asks its clients for a sign of life after a second."""
+    """Yield a gateway that cancels, and sends keepalive probes to its clients after one second."""
     monkeypatch.setattr(serving, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
     monkeypatch.setattr(serving, "_UNHEARD_S", 1.0)
     gateway = GatewayThread(tmp_path, mock_server.url, {"sessions.on_disconnect": "cancel"})
@@ -136,7 +136,7 @@ def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.Mon
 
 @needs_linux
 @pytest.mark.parametrize(("mock_header", "after"), [(b"delay=60", b""), (b"chunks=900;interval=0.06", b"said")])
-def test_a_client_that_vanishes_without_a_word_is_one_that_leaves(
+def test_a_client_that_vanishes_silently_is_treated_as_disconnected(
     mock_header: bytes, after: bytes, soon_asking: Web, mock: MockProvider, session: str
 ) -> None:
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": bool(after), "max_tokens": 999}).encode()
@@ -149,10 +149,8 @@ def test_a_client_that_vanishes_without_a_word_is_one_that_leaves(
     assert (found["outcome"], found["status"]) == ("client_left", 499)
 
 
-def test_what_the_provider_said_before_a_cancelled_end_is_used(
-    cancelling: Web, mock: MockProvider, session: str
-) -> None:
-    """Anthropic reports the input at the beginning of a stream: only the output has to be estimated."""
+def test_usage_reported_before_a_cancel_is_used(cancelling: Web, mock: MockProvider, session: str) -> None:
+    """Anthropic reports the input tokens at the start of a stream: only the output has to be estimated."""
     leave(
         cancelling,
         session,
@@ -168,7 +166,7 @@ def test_what_the_provider_said_before_a_cancelled_end_is_used(
     assert 0 < found["usage"]["output_tokens"] < 450
 
 
-def test_a_client_that_leaves_after_the_last_byte_is_an_ordinary_one(
+def test_a_client_that_leaves_after_the_last_byte_is_settled_normally(
     cancelling: Web, mock: MockProvider, session: str
 ) -> None:
     leave(cancelling, session, "tokens=50/9", provider=mock, after=b"[DONE]", stream=True)
@@ -194,7 +192,9 @@ def test_cancelling_ends_the_call_at_the_provider(mock: MockProvider, byte_serve
 @pytest.mark.parametrize(
     ("stream", "mock_header"), [(True, "chunks=9;interval=60"), (True, "hang=1"), (False, "delay=60")]
 )
-def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, mock: MockProvider, session: str) -> None:
+def test_draining_ends_after_its_time_limit(
+    stream: bool, mock_header: str, impatient: Web, mock: MockProvider, session: str
+) -> None:
     with in_time(at_least=0.25):
         leave(impatient, session, mock_header, provider=mock, stream=stream)
         found = record(impatient, session)
@@ -203,14 +203,14 @@ def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, moc
     assert found["usage"]["total_tokens"] > 0
 
 
-def test_a_drained_answer_that_breaks_off_is_charged_by_estimate(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_drained_response_that_breaks_is_charged_by_estimate(web: Web, mock: MockProvider, session: str) -> None:
     leave(web, session, "chunks=40;interval=0.02;die=10", provider=mock, after=b"word", stream=True)
     found = record(web, session)
     assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "estimated")
     assert found["usage"]["output_tokens"] > 0
 
 
-def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, session: str) -> None:
+def test_a_response_that_stops_while_being_drained_is_charged_by_estimate(scripted: Scripted, session: str) -> None:
     body = completion()
 
     def script(connection: Connection) -> None:
@@ -231,7 +231,7 @@ def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, sessi
     assert found["usage"]["input_tokens"] > 0
 
 
-def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(
+def test_a_client_that_leaves_before_its_body_is_complete_is_charged_nothing(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     with connect(web.url) as sock:
@@ -241,7 +241,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(
     assert len(mock.calls) == 1
 
 
-def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begun(
+def test_a_client_that_closes_only_its_sending_side_is_charged_if_its_call_was_sent(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     import socket
@@ -253,8 +253,8 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(65536):
             pass
-    # It looks like a client that has left: where no provider was at work on its call yet, nothing is begun for it.
-    web.takes_notice()
+    # This looks like a client that has left: if no provider has received its call yet, the call is not sent.
+    web.process_pending_events()
     until(lambda: web.get("/api/health").json["worker"]["calls"] == 0, what="the call has ended")
     if len(mock.calls) > before:
         assert record(web, session)["usage"]["total_tokens"] == 59
@@ -268,7 +268,7 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("on_disconnect", ["drain", "cancel"])
-def test_a_call_that_waits_for_a_connection_is_not_sent_for_a_client_that_has_left_and_costs_nothing(
+def test_a_call_waiting_for_a_connection_is_dropped_when_its_client_leaves(
     on_disconnect: str, stream: bool, gateway_server: StartGateway
 ) -> None:
     is_free = threading.Event()
@@ -296,7 +296,7 @@ def test_a_call_that_waits_for_a_connection_is_not_sent_for_a_client_that_has_le
     assert (left["outcome"], left["usage"]) == ("client_left", None)
 
 
-# --- what a session's step makes of it ------------------------------------------------------------------------------
+# --- steps of a session ---------------------------------------------------------------------------------------------
 
 STEPS = [{"name": "s", "sequence": ["read", "write"]}]
 
@@ -310,7 +310,7 @@ def tools(*names: str) -> list[dict[str, Any]]:
 
 
 READ = {"index": 0, "id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
-#: a stream that calls a tool, up to why it ends
+#: a stream that calls a tool, up to its finish reason
 CALLED = b"".join(
     chunk(choices=[{"index": 0, "delta": delta, "finish_reason": reason}])
     for delta, reason in (({"tool_calls": [READ]}, None), ({}, "tool_calls"))
@@ -318,7 +318,7 @@ CALLED = b"".join(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_nobody_waited_for_moves_no_step(stream: bool, gateway_server: StartGateway) -> None:
+def test_a_response_for_a_disconnected_client_changes_no_step(stream: bool, gateway_server: StartGateway) -> None:
     has_left = threading.Event()
 
     def script(connection: Connection) -> None:
@@ -336,18 +336,18 @@ def test_an_answer_that_nobody_waited_for_moves_no_step(stream: bool, gateway_se
             body = {"model": "m", "messages": HI, **offered}
             sock.sendall(chat_bytes(json.dumps(body).encode(), b"x-session-id: s"))
             until(lambda: upstream.requests, what="the provider has the call")
-        web.takes_notice()
+        web.process_pending_events()
         has_left.set()
         found = record(web, "s")
         assert (found["outcome"], found["tools"]) == ("ok", ["read"])
         assert found["notes"]["step"] == "not stored: the client left before the response ended"
         assert place(web, "s") == 0
-        # The client asks once more, and what is due is what it never heard of.
+        # The client asks again, and the same tool is due, because it never received the response.
         assert web.chat("s", **offered).status == 200
         assert place(web, "s") == 1
 
 
-def test_a_stream_that_has_said_why_it_ends_moves_a_step_though_its_client_left_before_the_end_mark(
+def test_a_stream_with_a_finish_reason_changes_the_step_even_if_its_client_left(
     gateway_server: StartGateway,
 ) -> None:
     has_left = threading.Event()
@@ -363,7 +363,7 @@ def test_a_stream_that_has_said_why_it_ends_moves_a_step_though_its_client_left_
         with connect(web.url) as sock:
             sock.sendall(chat_bytes(body, b"x-session-id: s"))
             read_until(sock, b'"finish_reason": "tool_calls"')
-        web.takes_notice()
+        web.process_pending_events()
         has_left.set()
         assert record(web, "s")["tools"] == ["read"]
         assert place(web, "s") == 1

@@ -1,4 +1,4 @@
-"""Under a budget no answer is longer than what is held for it, whichever names of limits a provider knows."""
+"""Under a budget, no output is longer than what is reserved for it, whichever names of limits a provider knows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.scripted import ByteServer, Connection, completion
 from tests.support.web import CHAT, HI, Reply
 
 Body = dict[str, Any]
-#: tokens of an answer that nothing bounds
+#: output tokens of a provider without a limit
 ENDLESS = 50_000
 
 
 class Billing:
-    """A provider that writes as much as the body allows, in its own reading of it, and bills 10 tokens of input."""
+    """A provider that writes as much as the body allows by its own reading, and bills 10 input tokens."""
 
     def __init__(self, reads: Callable[[Body], int | None]) -> None:
         self._reads = reads
@@ -37,12 +37,12 @@ class Billing:
 
 
 def older(body: Body) -> int | None:
-    """DeepSeek, Ollama, LM Studio: they know one name, and say nothing of others."""
+    """Read the limit like DeepSeek, Ollama and LM Studio: they know one name and ignore others."""
     return body.get("max_tokens")
 
 
 def llama(body: Body) -> int | None:
-    """llama.cpp's server; below 0 is without end."""
+    """Read the limit like llama.cpp's server; a negative number means no limit."""
     limit = body.get("n_predict", body.get("max_tokens", -1))
     return limit if limit is not None and limit >= 0 else None
 
@@ -59,7 +59,7 @@ def used(gateway: GatewayThread) -> Any:
 
 
 @pytest.mark.parametrize(("budget", "limit"), [(2_000, 100), (300, 4_000)])
-def test_a_limit_under_a_name_that_the_provider_may_not_know_is_sent_under_the_one_it_does(
+def test_an_output_limit_is_renamed_to_the_field_that_the_provider_knows(
     byte_server: StartUpstream, gateway_server: StartGateway, budget: int, limit: int
 ) -> None:
     provider = Billing(older)
@@ -67,12 +67,12 @@ def test_a_limit_under_a_name_that_the_provider_may_not_know_is_sent_under_the_o
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: ask(gateway, max_completion_tokens=limit), range(8)))
     assert provider.billed <= budget
-    # Cerebras and others refuse both names at once.
+    # Cerebras and others refuse a body with both names.
     assert all("max_completion_tokens" not in body for body in provider.bodies)
     assert {key for key in provider.bodies[0] if key != "max_tokens"} == {"model", "messages"}
 
 
-def test_a_provider_that_takes_the_newer_name_gets_no_other(
+def test_a_provider_with_the_newer_limit_field_gets_only_that_field(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     provider = Billing(lambda body: body.get("max_completion_tokens"))
@@ -92,7 +92,7 @@ def test_a_provider_that_takes_the_newer_name_gets_no_other(
         ("/v1/completions", {"prompt": "hi"}),
     ],
 )
-def test_where_no_budget_counts_tokens_the_bytes_stay_as_they_are(
+def test_without_a_token_budget_the_limits_are_forwarded_unchanged(
     byte_server: StartUpstream, gateway_server: StartGateway, limits: Any, path: str, fields: Body
 ) -> None:
     models = [{"match": "m", "provider": "upstream", "window": 8_192, "output": 50}]
@@ -115,7 +115,7 @@ def test_where_no_budget_counts_tokens_the_bytes_stay_as_they_are(
         {"n_predict": 400},
     ],
 )
-def test_what_llama_cpp_takes_in_the_place_of_a_limit_is_held_and_lowered(
+def test_n_predict_of_llama_cpp_is_reserved_and_lowered(
     byte_server: StartUpstream, gateway_server: StartGateway, path: str, limits: Body
 ) -> None:
     provider = Billing(llama)
@@ -124,11 +124,11 @@ def test_what_llama_cpp_takes_in_the_place_of_a_limit_is_held_and_lowered(
     assert provider.billed == used(gateway)["tokens"] <= 1_000
     body = provider.bodies[0]
     assert 0 < body["n_predict"] < 1_000
-    # Other servers do not know it.
+    # Other servers do not know `n_predict`.
     assert 0 < body["max_tokens"] < 1_000
 
 
-def test_a_limit_of_no_meaning_is_set_also_where_the_model_may_give_its_whole_answer(
+def test_a_negative_n_predict_is_set_to_the_output_limit_of_the_model(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     provider = Billing(llama)
@@ -138,7 +138,7 @@ def test_a_limit_of_no_meaning_is_set_also_where_the_model_may_give_its_whole_an
     assert provider.bodies[0]["n_predict"] == 200
 
 
-def test_as_many_answers_are_held_as_are_asked_for(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
+def test_the_output_of_all_n_choices_is_reserved(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
     provider = Billing(older)
     gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 40_000})
     refused = ask(gateway, n=16_000, max_tokens=30)
@@ -147,13 +147,13 @@ def test_as_many_answers_are_held_as_are_asked_for(byte_server: StartUpstream, g
     assert 20_000 < provider.billed <= 40_000
 
 
-# --- where a call names none --------------------------------------------------------------------------------------
+# --- calls without a limit ----------------------------------------------------------------------------------------
 
 WINDOW = 8_192
 
 
 def vllm(connection: Connection) -> None:
-    """A server that refuses what its window has no room for."""
+    """Respond like a server that refuses requests larger than its window."""
     body = connection.request.json
     asked, limit = len(json.dumps(body["messages"])) // 4, body.get("max_tokens") or 0
     if asked + limit > WINDOW:
@@ -169,7 +169,7 @@ def vllm(connection: Connection) -> None:
 @pytest.mark.parametrize("limits", [{"budget.calls": 10}, {"budget.tokens": 30_000}, {"budget.tokens": 1_000_000}])
 @pytest.mark.parametrize("words", [1, 3_000])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_limit_that_the_gateway_sets_has_room_in_the_window(
+def test_a_limit_set_by_the_gateway_fits_into_the_window(
     byte_server: StartUpstream, gateway_server: StartGateway, limits: Any, output: Body, words: int, *, stream: bool
 ) -> None:
     upstream = byte_server(vllm)
@@ -184,7 +184,7 @@ def test_a_limit_that_the_gateway_sets_has_room_in_the_window(
         assert 16 <= limit < WINDOW - 2 * (words - 1), "beside the input as it is weighed"
 
 
-def test_a_window_that_the_provider_told_of_is_one_that_is_known(
+def test_a_window_learned_from_an_error_bounds_the_output_limit(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     upstream = byte_server(vllm)
@@ -195,7 +195,7 @@ def test_a_window_that_the_provider_told_of_is_one_that_is_known(
     assert limits[0] > WINDOW > limits[1] == limits[2] > WINDOW - 100
 
 
-def test_a_limit_of_the_calls_own_that_its_window_has_no_room_for_is_refused_as_it_is_without_a_budget(
+def test_a_client_limit_larger_than_the_window_is_refused_as_without_a_budget(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     upstream = byte_server(vllm)
@@ -205,7 +205,7 @@ def test_a_limit_of_the_calls_own_that_its_window_has_no_room_for_is_refused_as_
 
 
 @pytest.mark.parametrize(("prompt", "fields", "held"), [("hi", {}, 16), (["a"] * 3, {"n": 2}, 96)])
-def test_a_completion_that_names_no_limit_has_the_one_of_its_api(
+def test_a_completion_without_a_limit_gets_the_default_of_its_api(
     byte_server: StartUpstream, gateway_server: StartGateway, prompt: object, fields: Body, held: int
 ) -> None:
     provider = Billing(older)
@@ -218,7 +218,7 @@ def test_a_completion_that_names_no_limit_has_the_one_of_its_api(
     assert gateway.web.post("/v1/completions", body, short).error["code"] == "budget_exhausted"
 
 
-# --- models in the place of the call's own ------------------------------------------------------------------------
+# --- alternative models -------------------------------------------------------------------------------------------
 
 PRICES = [
     {"match": "cheap", "provider": "upstream", "price": {"input": 0.1, "output": 0.4}},
@@ -227,7 +227,7 @@ PRICES = [
 
 
 def router(connection: Connection) -> None:
-    """A provider where the call's own model could not be served."""
+    """Respond like a provider that could not serve the requested model."""
     body = connection.request.json
     instead = [*body.get("models", []), *(one["model"] for one in body.get("fallbacks", []))]
     model = (instead or [body["model"]])[0]
@@ -241,7 +241,7 @@ def bills(upstream: ByteServer) -> float:
 
 
 @pytest.mark.parametrize("others", [{"models": ["openai/dear"]}, {"fallbacks": [{"model": "openai/dear"}]}])
-def test_what_may_answer_instead_is_held_at_its_own_price(
+def test_alternative_models_are_reserved_at_their_own_price(
     byte_server: StartUpstream, gateway_server: StartGateway, others: Body
 ) -> None:
     upstream = byte_server(router)
@@ -253,7 +253,7 @@ def test_what_may_answer_instead_is_held_at_its_own_price(
 
 
 @pytest.mark.parametrize("others", [["openai/dear", "unheard-of"], [7]])
-def test_what_may_answer_instead_and_has_no_price_is_refused_under_a_budget_in_dollars(
+def test_alternative_models_without_a_price_are_refused_under_a_usd_budget(
     byte_server: StartUpstream, gateway_server: StartGateway, others: list[object]
 ) -> None:
     upstream = byte_server(router)
@@ -269,12 +269,12 @@ PASSES_USD = (100 * 0.1 + 10 * 0.4 + 200 * 150 + 100 * 600) / 1e6
 
 
 def made_in(*passes: dict[str, object]) -> bytes:
-    """A message that was made in these passes."""
+    """Return a message whose usage has these iterations."""
     usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
     return json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
 
 
-def test_an_advisor_is_held_and_charged_at_its_own_price(
+def test_an_advisor_model_is_reserved_and_charged_at_its_own_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     told = made_in(OWN_PASS, {"type": "advisor_message", **DEAR_PASS})
@@ -292,7 +292,7 @@ def test_an_advisor_is_held_and_charged_at_its_own_price(
     assert float(used(gateway)["usd"]) == pytest.approx(PASSES_USD)
 
 
-def test_a_pass_of_a_model_that_only_the_answer_names_is_charged_at_its_configured_price(
+def test_an_iteration_of_a_model_named_only_in_the_response_is_charged_at_its_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     told = made_in({"type": "compaction", **DEAR_PASS}, OWN_PASS)
@@ -304,10 +304,10 @@ def test_a_pass_of_a_model_that_only_the_answer_names_is_charged_at_its_configur
     assert float(cost) == pytest.approx(PASSES_USD)
 
 
-# --- what counts and what it costs --------------------------------------------------------------------------------
+# --- what counts, and its price -----------------------------------------------------------------------------------
 
 
-def test_cached_tokens_that_were_never_sent_make_no_answer_cheaper(
+def test_reported_cached_tokens_above_the_input_do_not_lower_the_charge(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 990, "total_tokens": 1_000}
@@ -318,9 +318,7 @@ def test_cached_tokens_that_were_never_sent_make_no_answer_cheaper(
     assert used(gateway)["tokens"] == 991
 
 
-def test_a_lowered_limit_is_shared_by_thinking_and_answer_as_the_call_has_it(
-    byte_server: StartUpstream, gateway_server: StartGateway
-) -> None:
+def test_a_lowered_limit_keeps_the_share_of_thinking(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
     upstream = byte_server(lambda connection: connection.whole(b'{"usage":{"input_tokens":9,"output_tokens":9}}'))
     gateway = gateway_server(upstream.url, **{"budget.tokens": 5_100})
     thinking = {"type": "enabled", "budget_tokens": 10_000}
@@ -331,7 +329,7 @@ def test_a_lowered_limit_is_shared_by_thinking_and_answer_as_the_call_has_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_messages_call_that_asks_for_no_answer_gets_none(
+def test_a_messages_call_with_max_tokens_zero_is_forwarded_with_zero(
     byte_server: StartUpstream, gateway_server: StartGateway, stream: bool
 ) -> None:
     upstream = byte_server(lambda connection: connection.whole(b'{"usage":{"input_tokens":9,"output_tokens":0}}'))
@@ -344,7 +342,7 @@ def test_a_messages_call_that_asks_for_no_answer_gets_none(
 
 
 @pytest.mark.parametrize("mark", ['"1h"', '"1\\u0068"', '"\\u0031h"', '"\\u0031\\u0068"', '"5m"'])
-def test_the_price_of_a_cache_for_an_hour_is_held_however_it_is_asked_for(
+def test_the_price_of_a_one_hour_cache_is_reserved_in_any_spelling(
     byte_server: StartUpstream, gateway_server: StartGateway, mark: str
 ) -> None:
     price = {"input": 1, "output": 1, "cache_read": 0.1, "cache_write": 1.25, "cache_write_1h": 2}
@@ -362,7 +360,7 @@ def test_the_price_of_a_cache_for_an_hour_is_held_however_it_is_asked_for(
 
 
 class Refusing(Billing):
-    """A provider that refuses requests as `says` words it, and answers the others."""
+    """A provider that refuses requests with the text from `says`, and responds to the others."""
 
     def __init__(self, says: Callable[[Body], str | None]) -> None:
         super().__init__(older)
@@ -388,7 +386,7 @@ def newer_only(body: Body) -> str | None:
     return said if "max_tokens" in body else None
 
 
-def test_a_limit_that_a_budget_set_and_a_provider_refuses_is_lowered_and_remembered(
+def test_a_refused_limit_of_the_gateway_is_lowered_and_remembered(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     provider = Refusing(at_most_4096)
@@ -397,7 +395,7 @@ def test_a_limit_that_a_budget_set_and_a_provider_refuses_is_lowered_and_remembe
     assert [body["max_tokens"] for body in provider.seen] == [16_384, 4_096, 4_096]
 
 
-def test_a_name_of_a_limit_that_a_provider_refuses_is_changed_and_remembered(
+def test_a_refused_limit_field_is_changed_and_remembered(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     provider = Refusing(newer_only)
@@ -410,16 +408,14 @@ def test_a_name_of_a_limit_that_a_provider_refuses_is_changed_and_remembered(
     ]
 
 
-def test_a_limit_of_the_clients_own_that_is_refused_stays_the_clients(
-    byte_server: StartUpstream, gateway_server: StartGateway
-) -> None:
+def test_a_refused_limit_of_the_client_is_not_changed(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
     provider = Refusing(at_most_4096)
     gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
     assert ask(gateway, max_tokens=5_000).status == 400
     assert [body["max_tokens"] for body in provider.seen] == [5_000]
 
 
-def test_a_number_in_an_error_is_forgotten_where_it_did_not_help(
+def test_a_limit_learned_from_an_error_is_forgotten_if_it_did_not_help(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     told = iter(["max_tokens must be at most 100", "another reason"])

@@ -1,4 +1,4 @@
-"""Many streams at once: every usage is settled, and memory does not grow from one round to the next."""
+"""Many concurrent streams: all usage is settled, and memory does not grow from one round to the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMS = 200
 
 
 async def many(url: str, number: int, mock: str) -> list[Reply]:
-    """So many streams at the same time, ten sessions among them."""
+    """Run this number of streams concurrently in ten sessions."""
     host, _, port = url.removeprefix("http://").partition(":")
     body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
 
@@ -34,7 +34,7 @@ async def many(url: str, number: int, mock: str) -> list[Reply]:
     return await asyncio.gather(*map(one, range(number)))
 
 
-async def test_two_hundred_streams_at_once_are_all_settled_in_flat_memory(
+async def test_200_concurrent_streams_are_all_settled_in_constant_memory(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
@@ -53,7 +53,7 @@ async def test_two_hundred_streams_at_once_are_all_settled_in_flat_memory(
     assert rss[3] - rss[1] < 8 << 20, f"memory grows: {rss}"
 
 
-async def test_calls_under_way_in_one_session_are_all_added(
+async def test_concurrent_calls_of_one_session_are_all_added(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -68,7 +68,7 @@ async def test_calls_under_way_in_one_session_are_all_added(
     assert usage["cumulative_token_usage"]["total_tokens"] == 800
 
 
-def test_above_the_limit_calls_are_refused_at_once_and_the_others_end(
+def test_calls_above_max_concurrency_are_refused_at_once_and_the_others_complete(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     held = Held()
@@ -91,7 +91,7 @@ def test_above_the_limit_calls_are_refused_at_once_and_the_others_end(
     assert gateway.web.chat("s").status == 200
 
 
-def test_streams_that_say_nothing_cost_little_memory(gateway_process: StartProcess, byte_server: StartUpstream) -> None:
+def test_silent_streams_use_little_memory(gateway_process: StartProcess, byte_server: StartUpstream) -> None:
     opened: list[Connection] = []
 
     def script(connection: Connection) -> None:
@@ -102,7 +102,7 @@ def test_streams_that_say_nothing_cost_little_memory(gateway_process: StartProce
     upstream = byte_server(script)
     gateway = gateway_process(upstream.url, **{"sessions.on_disconnect": "cancel"})
     body = b'{"model":"m","messages":[],"stream":true}'
-    Web(gateway.url).post("/api/count", json.loads(body))  # the tables of the tokenizer are there once, for all
+    Web(gateway.url).post("/api/count", json.loads(body))  # the tables of the tokenizer are loaded once
     before = gateway.rss
     sockets = []
     for _ in range(STREAMS):
@@ -119,10 +119,10 @@ def test_streams_that_say_nothing_cost_little_memory(gateway_process: StartProce
         connection.stopping.set()
 
 
-def test_a_gateway_in_this_process_leaves_nothing_behind(
+def test_a_stopped_gateway_leaves_no_open_resources(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
-    """Warnings are errors here: a connection, task or file left open fails this test when it is collected."""
+    """Warnings are errors here: an open connection, task or file fails this test when it is collected."""
     gateway = gateway_server(mock_server.url)
     gateway.web.stream("s")
     gateway.web.chat("s", "status=500")

@@ -1,4 +1,4 @@
-"""Tool results in a stricter mode: what a model is shown, what is kept for it, and who may fetch that."""
+"""Tool results in stricter modes: what the model sees, what is stored, and who can fetch it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def handle_in(text: str) -> str:
     return text.rpartition("GET /api/results/")[2].rstrip("]")
 
 
-def test_a_call_may_ask_for_less_than_all(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
+def test_a_call_can_request_a_stricter_mode(gateway: GatewayThread, mock: MockProvider, session: str) -> None:
     reply = call(gateway.web, session, "table", ROWS, TEXT)
     assert reply.header("x-response-mode") == "table"
     rows, text = sent(mock)[2], sent(mock)[4]
@@ -56,7 +56,7 @@ def test_a_call_may_ask_for_less_than_all(gateway: GatewayThread, mock: MockProv
 
 
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
-def test_what_is_left_out_can_be_fetched_whole(
+def test_an_omitted_result_can_be_fetched_in_full(
     gateway: GatewayThread, mock: MockProvider, session: str, mode: str
 ) -> None:
     call(gateway.web, session, mode, ROWS, TEXT)
@@ -69,7 +69,7 @@ def test_what_is_left_out_can_be_fetched_whole(
         assert answer.header("x-content-type-options") == "nosniff"
 
 
-def test_a_session_its_budget_and_its_kept_texts_are_forgotten_soon_after_a_short_ttl(
+def test_a_session_with_its_budget_and_results_expires_after_its_ttl(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.ttl": "1s", "budget.lease_s": 5, "budget.tokens": 100_000})
@@ -91,7 +91,7 @@ def test_a_session_its_budget_and_its_kept_texts_are_forgotten_soon_after_a_shor
 
 
 @pytest.mark.parametrize("asked", ["raw", "handle_only"])
-def test_a_fetched_text_is_sent_whole_but_not_for_the_last_of_a_budget(
+def test_a_fetched_result_is_sent_in_full_unless_the_budget_is_almost_used_up(
     gateway: GatewayThread, mock: MockProvider, session: str, asked: str
 ) -> None:
     messages = history(TEXT)
@@ -128,13 +128,13 @@ def test_raw_is_forwarded_byte_for_byte(gateway: GatewayThread, mock: MockProvid
     assert mock.calls[-1].body == body
 
 
-def test_a_mode_nobody_knows_is_refused(gateway: GatewayThread, session: str) -> None:
+def test_an_unknown_mode_is_refused(gateway: GatewayThread, session: str) -> None:
     reply = call(gateway.web, session, "tiny", ROWS)
     assert (reply.status, reply.error["param"]) == (400, "x-response-mode")
     assert "raw, table, summary, handle_only" in reply.error["message"]
 
 
-def test_a_handle_is_of_no_use_to_another_client_key(
+def test_a_handle_cannot_be_used_with_another_client_key(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     keys = [{"name": name, "key": f"{name}-0123456789abcdef"} for name in ("alice", "bob")]
@@ -149,7 +149,7 @@ def test_a_handle_is_of_no_use_to_another_client_key(
     assert handle_in(sent(mock)[2]["content"]) != handle, "nor does it tell that another has the same text"
 
 
-def test_a_handle_ends_with_its_session_and_comes_back_with_the_next_call(
+def test_a_handle_is_deleted_with_its_session_and_restored_by_the_next_call(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     call(gateway.web, session, "handle_only", ROWS)
@@ -161,7 +161,7 @@ def test_a_handle_ends_with_its_session_and_comes_back_with_the_next_call(
     assert gateway.web.get(f"/api/results/{handle}").body.decode() == ROWS
 
 
-def test_without_a_session_nothing_can_be_kept_and_so_nothing_is_left_out(
+def test_without_a_session_no_result_is_replaced_by_a_handle(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "none"})
@@ -171,7 +171,7 @@ def test_without_a_session_nothing_can_be_kept_and_so_nothing_is_left_out(
     assert sent(mock)[4]["content"] == TEXT
 
 
-def test_a_session_keeps_so_many_megabytes_and_what_is_beyond_is_shown_without_a_handle(
+def test_results_beyond_the_storage_limit_are_sent_without_a_handle(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     room = (len(TEXT) + 100) / 2**20
@@ -191,7 +191,7 @@ def test_a_session_keeps_so_many_megabytes_and_what_is_beyond_is_shown_without_a
         ]
 
 
-def test_the_room_for_results_may_be_changed_without_a_restart(
+def test_the_storage_limit_for_results_can_be_changed_by_a_reload(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0})
@@ -203,7 +203,7 @@ def test_the_room_for_results_may_be_changed_without_a_restart(
     assert gateway.web.get(f"/api/results/{handle_in(sent(mock)[2]['content'])}").body.decode() == TEXT
 
 
-def test_modes_may_be_turned_off(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
+def test_modes_can_be_turned_off(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 4_000, "budget.modes": False, "context.trim": "off"})
     for _ in range(3):
         reply = gateway.web.post(
@@ -213,7 +213,7 @@ def test_modes_may_be_turned_off(mock_server: MockServer, mock: MockProvider, ga
     assert sent(mock)[2]["content"] == ROWS[:2_000]
 
 
-def test_no_full_text_is_kept_where_nothing_was_left_out(
+def test_no_full_text_is_stored_if_nothing_was_left_out(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -222,7 +222,7 @@ def test_no_full_text_is_kept_where_nothing_was_left_out(
         assert db.execute("SELECT count(*) FROM results").fetchone() == (0,)
 
 
-def test_a_refused_call_leaves_no_text_behind(
+def test_a_refused_call_stores_no_text(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 30})
@@ -235,7 +235,7 @@ def test_a_refused_call_leaves_no_text_behind(
 
 # --- with a model that makes summaries ------------------------------------------------------------------------------------
 
-#: after results that the model has read
+#: messages after results that the model has read
 READ = [{"role": "assistant", "content": "Found."}, {"role": "user", "content": "Go on."}]
 SAID = "200 lines, one for each part; part 199 has the value 39601."
 Start = Callable[..., GatewayThread]
@@ -250,17 +250,17 @@ def writer_server() -> Iterator[MockServer]:
 
 @pytest.fixture
 def writer(writer_server: MockServer) -> MockProvider:
-    """The provider of the model that sums up: each answer is `SAID`, and costs 700 and 30 tokens."""
+    """Return the provider of the summary model: each response is `SAID` and costs 700 input and 30 output tokens."""
     writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
     writer_server.provider.push(*[Turn(SAID)] * 9)
     return writer_server.provider
 
 
 @pytest.fixture
-def summing(
+def start_with_summaries(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, writer_server: MockServer
 ) -> Start:
-    """Start gateways that have large results summed up by another provider than the built-in one."""
+    """Return a function that starts gateways whose large results are summarized by a second provider."""
     del mock
 
     def start(**flags: Any) -> GatewayThread:
@@ -276,14 +276,14 @@ def summing(
 
 
 def texts(mock: MockProvider) -> list[str]:
-    """Of the tool results in the last call that reached the provider."""
+    """Return the tool results in the last call that reached the provider."""
     return [message["content"] for message in sent(mock) if message["role"] == "tool"]
 
 
-def test_a_large_result_is_summed_up_by_the_configured_model_and_can_be_fetched_whole(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_a_large_result_is_summarized_by_the_configured_model_and_can_be_fetched(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing().web
+    web = start_with_summaries().web
     assert call(web, "s", "summary", "short", TEXT).header("x-response-mode") == "summary"
     short, shown = texts(mock)
     assert short == "short"
@@ -295,10 +295,10 @@ def test_a_large_result_is_summed_up_by_the_configured_model_and_can_be_fetched_
     assert json.loads(data["content"]) == {"tool": "search", "result": TEXT}
 
 
-def test_what_the_summary_costs_is_the_sessions_and_is_found_by_itself(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_the_cost_of_a_result_summary_is_charged_to_the_session_as_its_own_call(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing().web
+    web = start_with_summaries().web
     reply = call(web, "s", "summary", TEXT, f"{TEXT}\nmore")
     bills = [mock.billed(), writer.billed()]
     assert bills[1].total_tokens == 2 * 730
@@ -315,10 +315,10 @@ def test_what_the_summary_costs_is_the_sessions_and_is_found_by_itself(
     assert SAID not in json.dumps(calls)
 
 
-def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_the_same_store(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_a_summarized_result_is_the_same_on_later_turns_and_in_other_gateways(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    first = summing()
+    first = start_with_summaries()
     call(first.web, "s", "summary", TEXT)
     begun = sent(mock)
     writer.reset()
@@ -326,12 +326,12 @@ def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_th
     call(first.web, "s", "summary", TEXT, ROWS * 9)
     assert sent(mock)[: len(begun)] == begun
     decided = mock.calls[-1].body
-    overhead = summing(folder=first.folder)
+    overhead = start_with_summaries(folder=first.folder)
     call(overhead.web, "s", "summary", TEXT, ROWS * 9)
     assert mock.calls[-1].body == decided
     overhead.stop()
     first.stop()
-    call(summing(folder=first.folder).web, "s", "summary", TEXT, ROWS * 9)
+    call(start_with_summaries(folder=first.folder).web, "s", "summary", TEXT, ROWS * 9)
     assert mock.calls[-1].body == decided
     assert len(writer.calls) == 1
 
@@ -339,15 +339,15 @@ def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_th
 @pytest.mark.parametrize(
     "fault", [Behaviour(status=500), Behaviour(html=True), Behaviour(die=0)], ids=["an error", "a page", "nothing"]
 )
-def test_where_the_model_fails_the_extract_stands_and_stays(
-    summing: Start, mock: MockProvider, writer: MockProvider, fault: Behaviour
+def test_if_the_summary_model_fails_the_extract_is_used_on_all_turns(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider, fault: Behaviour
 ) -> None:
-    plain = summing(**{"budget.summary_model": None})
+    plain = start_with_summaries(**{"budget.summary_model": None})
     call(plain.web, "s", "summary", TEXT)
     extract = sent(mock)
     plain.stop()
     writer.behaviour = fault
-    gateway = summing()
+    gateway = start_with_summaries()
     reply = call(gateway.web, "s", "summary", TEXT)
     assert reply.status == 200
     assert [text.splitlines()[:-1] for text in texts(mock)] == [extract[2]["content"].splitlines()[:-1]]
@@ -356,15 +356,15 @@ def test_where_the_model_fails_the_extract_stands_and_stays(
     writer.behaviour = Behaviour()
     before = sent(mock)
     gateway.stop()
-    call(summing(folder=gateway.folder).web, "s", "summary", TEXT)
+    call(start_with_summaries(folder=gateway.folder).web, "s", "summary", TEXT)
     assert sent(mock) == before
     assert len(writer.calls) == 1
 
 
-def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_only_the_four_newest_results_of_a_call_are_summarized(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing().web
+    web = start_with_summaries().web
     many = [f"{number}\n{TEXT}" for number in range(6)]
     for _ in range(2):
         call(web, "s", "summary", *many)
@@ -372,10 +372,10 @@ def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
     assert len(writer.calls) == 4
 
 
-def test_as_a_budget_shrinks_results_are_summed_up_within_it(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_results_are_summarized_within_the_budget_when_it_runs_low(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing(**{"budget.tokens": 400_000, "context.trim": "off"}).web
+    web = start_with_summaries(**{"budget.tokens": 400_000, "context.trim": "off"}).web
     body = {"model": "mock-small", "messages": [*history(TEXT), *READ], "max_tokens": 9}
     web.post(CHAT, body, {"x-session-id": "s", "x-mock": "tokens=340000/9"})
     assert texts(mock) == [TEXT]
@@ -387,10 +387,10 @@ def test_as_a_budget_shrinks_results_are_summed_up_within_it(
 
 
 @pytest.mark.parametrize("wire", ["responses", "messages"])
-def test_results_in_other_formats_are_summed_up_too(
-    summing: Start, mock: MockProvider, writer: MockProvider, wire: str
+def test_results_in_other_formats_are_summarized(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider, wire: str
 ) -> None:
-    web, api = summing(default_provider="upstream").web, Format(wire)
+    web, api = start_with_summaries(default_provider="upstream").web, Format(wire)
     for steps in ((TEXT,), (TEXT, f"{TEXT}\nmore")):
         messages = [{key: value for key, value in one.items() if key != "x-kept"} for one in history(*steps)]
         body = api.body(messages, model="mock-small")
@@ -399,8 +399,10 @@ def test_results_in_other_formats_are_summed_up_too(
     assert len(writer.calls) == 2
 
 
-def test_without_a_session_nobody_is_asked(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
-    web = summing(**{"sessions.on_missing": "none"}).web
+def test_without_a_session_the_summary_model_is_not_called(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
+) -> None:
+    web = start_with_summaries(**{"sessions.on_missing": "none"}).web
     web.post(CHAT, {"model": "mock-small", "messages": history(TEXT)}, {"x-response-mode": "summary"})
     assert texts(mock) == [TEXT]
     assert writer.calls == []

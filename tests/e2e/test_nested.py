@@ -1,4 +1,4 @@
-"""Calls inside of calls: tools that ask the model themselves, sub-agents, and the gateway's own summaries."""
+"""Nested calls: tools that call the model themselves, sub-agents, and the gateway's own summaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
 from tests.support.formats import Format
 from tests.support.gateways import GatewayThread
-from tests.support.web import shown_usage
+from tests.support.web import parse_usage
 
 ASK: Any = [
     {
@@ -41,7 +41,7 @@ def client_of(gateway: GatewayThread, session: str, **headers: str) -> openai.Op
 
 
 def usage_of(gateway: GatewayThread, session: str) -> tuple[int, int, int]:
-    """Input and output tokens of a session, and its calls."""
+    """Return input tokens, output tokens and calls of a session."""
     shown = gateway.web.get(f"/api/sessions/{session}").json
     assert shown["usage_source"] == "provider"
     usage = shown["cumulative_token_usage"]
@@ -54,7 +54,7 @@ def billed_by(mock: MockProvider) -> tuple[int, int, int]:
 
 
 def run(client: openai.OpenAI, expert: Expert) -> tuple[str, Any]:
-    """An agent with one tool, which asks an expert: its last words, and the headers that came with them."""
+    """Run an agent with one tool that asks an expert; return its last text and the headers of that response."""
     messages: list[Any] = [{"role": "user", "content": "What is two and two? Ask the expert."}]
     while True:
         raw = client.chat.completions.with_raw_response.create(model="gpt-4o", messages=messages, tools=ASK)
@@ -96,7 +96,7 @@ def by_messages(client: openai.OpenAI, question: str) -> str:
 
 
 @pytest.mark.parametrize("way", [by_chat, by_stream, by_responses, by_messages])
-def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
+def test_a_tool_that_calls_the_model_adds_to_the_totals_of_its_session(
     way: Callable[[openai.OpenAI, str], str], gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
@@ -106,10 +106,10 @@ def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
     assert '"It is four."' in mock.calls[-1].body.decode()
     assert usage_of(gateway, session) == billed_by(mock)
     assert mock.billed().calls == 3
-    assert shown_usage(headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+    assert parse_usage(headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
 
 
-def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
+def test_concurrent_tools_that_call_the_model_are_counted_once(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),) * 4), *[Turn("It is four.")] * 4, Turn("Four."))
@@ -120,7 +120,7 @@ def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
     assert headers["x-session-cumulative-calls"] == "6"
 
 
-def test_the_context_numbers_of_the_agent_are_those_of_its_own_conversation(
+def test_the_context_counts_of_an_agent_exclude_the_calls_of_its_tools(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
@@ -139,7 +139,7 @@ def test_the_context_numbers_of_the_agent_are_those_of_its_own_conversation(
     assert Counts.of(headers).session_tokens == mock.billed().total_tokens > 1500
 
 
-def test_a_child_session_is_counted_by_itself_and_spends_its_parents_budget(
+def test_a_child_session_has_its_own_totals_and_uses_the_budget_of_its_parent(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 100_000})
@@ -154,12 +154,12 @@ def test_a_child_session_is_counted_by_itself_and_spends_its_parents_budget(
     budget = shown["budget"]
     assert (budget["used"]["tokens"], budget["used"]["calls"]) == (mock.billed().total_tokens, 4)
     assert shown["used_with_children"] == {"tokens": mock.billed().total_tokens, "calls": 4}
-    # Its next answer says so, and so a tool is given less room.
+    # The next response reports the remaining budget, so a tool is given less.
     left = 100_000 - mock.billed().total_tokens
     assert headers["x-session-budget-remaining-tokens"] == str(left) == str(budget["remaining"])
 
 
-def test_without_a_budget_too_a_session_is_shown_with_its_children(
+def test_a_session_without_a_budget_shows_the_usage_of_its_children(
     gateway: GatewayThread, mock: MockProvider, session: str
 ) -> None:
     inner, innermost = f"{session}-inner", f"{session}-innermost"
@@ -175,7 +175,7 @@ def test_without_a_budget_too_a_session_is_shown_with_its_children(
     assert [one["calls"] for one in sums] == [4, 3, 1]
 
 
-def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
+def test_a_summary_by_the_gateway_is_in_the_totals_of_the_session(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
@@ -195,11 +195,11 @@ def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
     assert "summarize" in raw.headers["x-context-trimmed"]
     assert [call.model for call in mock.calls] == ["gpt-4o", "short-1", "gpt-4o"]
     assert usage_of(gateway, "main") == billed_by(mock)
-    assert shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+    assert parse_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
-def test_of_a_gateway_behind_this_one_a_stream_says_no_totals(
+def test_the_totals_comment_of_a_chained_gateway_is_removed_from_streams(
     mock_server: MockServer, gateway_server: StartGateway, wire: str
 ) -> None:
     inner = gateway_server(mock_server.url)

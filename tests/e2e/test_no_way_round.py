@@ -1,4 +1,4 @@
-"""There is no spelling, no provider's answer and no moment of leaving that makes a billed call free."""
+"""No spelling of a request, no response of a provider and no time of disconnecting makes a billed call free."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def calls_of(web: Web, session: str) -> Any:
     ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", "/v1//chat/completions", "/v1/chat/completions;x",
      "/v1/chat/%2e%2e/chat/completions", "/v1/chat\\completions"],
 )  # fmt: skip
-def test_a_path_that_can_be_read_in_two_ways_is_refused(path: str, web: Web, mock: MockProvider, session: str) -> None:
+def test_an_ambiguous_path_is_refused(path: str, web: Web, mock: MockProvider, session: str) -> None:
     before = len(mock.calls)
     answer = web.post(path, STREAM, {"x-session-id": session})
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
     assert len(mock.calls) == before
 
 
-def test_a_stream_on_a_path_nobody_knows_is_charged_by_estimate(scripted: Scripted, session: str) -> None:
+def test_a_stream_on_an_unknown_path_is_charged_by_estimate(scripted: Scripted, session: str) -> None:
     web = scripted.play(
         lambda connection: connection.send(SSE_HEAD + chunk("forty letters, which are ten tokens here") + DONE)
     )
@@ -46,7 +46,7 @@ def test_a_stream_on_a_path_nobody_knows_is_charged_by_estimate(scripted: Script
     assert call["usage"]["output_tokens"] >= 5
 
 
-def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scripted, session: str) -> None:
+def test_an_error_that_quotes_the_client_does_not_disable_stream_usage(scripted: Scripted, session: str) -> None:
     bodies: list[Any] = []
 
     def script(connection: Connection) -> None:
@@ -64,10 +64,10 @@ def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scri
     assert [call["usage_source"] for call in calls_of(web, session)] == ["provider"]
 
 
-def test_a_conversation_of_nothing_but_brackets_is_held_for(
+def test_a_conversation_of_only_brackets_is_reserved(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, session: str
 ) -> None:
-    """It is too much to be weighed, and has no texts; the provider bills it all the same."""
+    """The request is too large for exact counting and has no texts, but the provider bills it."""
     web = gateway_server(mock_server.url, **{"budget.tokens": 100_000}).web
     used = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [{}] * 250_000}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
@@ -79,7 +79,7 @@ def test_a_conversation_of_nothing_but_brackets_is_held_for(
 
 
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
-def test_a_provider_is_never_asked_to_repeat_a_request_or_for_a_tunnel(method: str, scripted: Scripted) -> None:
+def test_trace_and_connect_are_never_forwarded(method: str, scripted: Scripted) -> None:
     request = f"{method} /v1/files HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     answer = talk(scripted.web.url, request.encode())
     assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
@@ -87,13 +87,15 @@ def test_a_provider_is_never_asked_to_repeat_a_request_or_for_a_tunnel(method: s
 
 
 @pytest.mark.parametrize("status", [b"999 Request denied", b"600 No", b"101 Switching Protocols"])
-def test_a_status_that_is_none_is_an_error_and_hangs_nobody(status: bytes, scripted: Scripted, session: str) -> None:
+def test_an_invalid_status_of_a_provider_is_an_error_and_does_not_hang(
+    status: bytes, scripted: Scripted, session: str
+) -> None:
     answer = scripted.play(lambda connection: connection.whole(completion(), status=status)).chat(session)
     assert answer.status in (502, 504)
     assert answer.error["code"] in ("upstream_protocol_error", "upstream_timeout")
 
 
-def test_a_client_that_leaves_during_the_second_attempt_is_charged(
+def test_a_client_that_leaves_during_the_retry_without_stream_options_is_charged(
     gateway_server: StartGateway, byte_server: Any, session: str
 ) -> None:
     attempts: list[Any] = []
@@ -115,7 +117,7 @@ def test_a_client_that_leaves_during_the_second_attempt_is_charged(
     assert call["usage_source"] == "estimated"
 
 
-def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
+def test_the_received_part_of_a_response_is_charged_after_the_client_left(
     gateway_server: StartGateway, byte_server: Any, session: str
 ) -> None:
     is_sent = threading.Event()
@@ -132,12 +134,12 @@ def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
             chat_bytes(json.dumps({"model": "m", "messages": HI}).encode(), b"x-session-id: " + session.encode())
         )
         assert is_sent.wait(LIMIT_S)
-        web.takes_notice()
+        web.process_pending_events()
     [call] = until(lambda: calls_of(web, session))
     assert call["usage"]["output_tokens"] == 5_000
 
 
-def test_a_client_that_takes_nothing_does_not_keep_its_place(
+def test_a_client_that_reads_nothing_is_disconnected_after_the_write_timeout(
     gateway_server: StartGateway, byte_server: Any, session: str
 ) -> None:
     def flood(connection: Connection) -> None:
@@ -154,7 +156,7 @@ def test_a_client_that_takes_nothing_does_not_keep_its_place(
         assert call["usage_source"] == "estimated"
 
 
-def test_a_large_refused_body_is_read_so_that_the_answer_arrives(
+def test_a_large_refused_body_is_read_so_that_the_error_arrives(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
     flags = {"auth.keys": [{"name": "alice", "key": "alice-key-0123456789"}]}
@@ -174,7 +176,7 @@ def test_a_form_with_two_models_is_refused(form: str, web: Web) -> None:
     assert (answer.status, answer.error["param"]) == (400, "model")
 
 
-# --- a budget is kept whatever a call looks like ------------------------------------------------------------------------
+# --- budgets apply to all calls -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_form_with_two_models_is_refused(form: str, web: Web) -> None:
         ("completions", {"prompt": "hi", "max_tokens": 50_000, "max_completion_tokens": 16}),
     ],
 )
-def test_no_request_may_be_answered_with_more_than_is_held_for_it(
+def test_no_request_can_get_more_output_than_is_reserved(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_000}).web
@@ -211,7 +213,7 @@ def test_no_request_may_be_answered_with_more_than_is_held_for_it(
         ("chat/completions", {"messages": HI, **{f"field_{number}": "word " * 40 for number in range(50)}}),
     ],
 )
-def test_no_field_brings_more_text_than_is_held_for_it(
+def test_the_text_of_every_field_is_reserved(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
@@ -224,7 +226,7 @@ def test_no_field_brings_more_text_than_is_held_for_it(
 @pytest.mark.parametrize(
     "name", ["MAX_TOKENS", "Model", "Stream", "N", "\u017ftream", "max_to\u212aens", "Models", "N_Predict"]
 )
-def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: MockProvider, session: str, name: str) -> None:
+def test_a_known_field_in_another_spelling_is_refused(web: Web, mock: MockProvider, session: str, name: str) -> None:
     before = len(mock.calls)
     body = {"model": "m", "messages": HI, name: 1}
     reply = web.post("/v1/chat/completions", body, {"x-session-id": session})
@@ -233,7 +235,7 @@ def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: MockProvi
     assert len(mock.calls) == before
 
 
-def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
+def test_a_key_limited_to_models_cannot_name_other_fallback_models(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     key = {"name": "alice", "key": "alice-key-0123456789", "models": ["mock-small", "mock-mini"]}
@@ -264,7 +266,7 @@ def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
         ("chatkit/sessions", {"workflow": {"id": "wf_1"}, "user": "u"}),
     ],
 )
-def test_what_is_billed_later_is_refused_under_a_budget(
+def test_requests_that_are_billed_later_are_refused_under_a_budget(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000})
@@ -281,7 +283,7 @@ def test_what_is_billed_later_is_refused_under_a_budget(
 
 
 @pytest.mark.parametrize("path", ["conversations/conv_1", "conversations/conv_1/restart"])
-def test_a_kept_conversation_goes_on_at_the_cost_of_its_session_and_its_key(
+def test_continuing_a_stored_conversation_is_charged_to_its_session_and_key(
     gateway_server: StartGateway, byte_server: StartUpstream, path: str
 ) -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1_000}
@@ -308,7 +310,7 @@ def test_a_kept_conversation_goes_on_at_the_cost_of_its_session_and_its_key(
         ("ocr", {"document": {"type": "text", "said": {"word " * 2_000: "x"}}}),
     ],
 )
-def test_no_field_of_a_path_nobody_knows_brings_more_text_than_is_held_for_it(
+def test_the_text_of_every_field_of_an_unknown_path_is_reserved(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, path: str, body: dict[str, Any]
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
@@ -317,7 +319,7 @@ def test_no_field_of_a_path_nobody_knows_brings_more_text_than_is_held_for_it(
     assert mock.calls == []
 
 
-#: paths that the known providers do not bill, or do not know
+#: paths that the known providers do not bill or do not know
 UNBILLED = (
     *("files", "files/file-1", "files/file-1/content", "uploads/u/parts", "containers/c/files", "moderations"),
     *("threads", "threads/t_1", "threads/t_1/messages", "threads/t_1/runs/r_1", "threads/t_1/runs/r_1/cancel"),
@@ -330,7 +332,7 @@ METHODS = ("POST", "PUT", "PATCH", "DELETE", "HEAD", "GET", "OPTIONS", "QUERY", 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_method_and_no_path_spends_past_an_exhausted_budget(
+def test_no_method_and_no_path_bypasses_an_exhausted_budget(
     gateway_server: StartGateway, byte_server: StartUpstream, method: str
 ) -> None:
     usage = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1_000}
@@ -351,7 +353,7 @@ def test_no_method_and_no_path_spends_past_an_exhausted_budget(
 
 
 @pytest.mark.parametrize("path", ["files/file-1", "vector_stores/v_1/search", "threads/t_1/messages"])
-def test_what_a_provider_bills_on_a_path_of_kept_things_is_charged(scripted: Scripted, session: str, path: str) -> None:
+def test_usage_reported_on_a_path_of_stored_objects_is_charged(scripted: Scripted, session: str, path: str) -> None:
     web = scripted.play(lambda connection: connection.whole(completion()))
     reply = web.post(f"/v1/{path}", {"model": "m", "messages": HI}, {"x-session-id": session})
     assert reply.totals == (10, 5, 15)
@@ -369,7 +371,7 @@ def spoken(seconds: int) -> bytes:
     return chunk(choices=[{"index": 0, "delta": {"audio": audio}, "finish_reason": None}]) * seconds
 
 
-def test_sound_that_had_come_is_charged_to_a_client_that_left(
+def test_received_audio_is_charged_after_the_client_left(
     gateway_server: StartGateway, byte_server: StartUpstream, session: str
 ) -> None:
     def script(connection: Connection) -> None:
@@ -387,7 +389,7 @@ def test_sound_that_had_come_is_charged_to_a_client_that_left(
 
 
 @pytest.mark.parametrize("asked", [{}, {"modalities": ["text", "audio"], "audio": {"voice": "alloy"}}])
-def test_a_stream_of_sound_holds_all_that_it_may_cost_before_it_begins(
+def test_a_stream_with_audio_reserves_its_maximum_cost_at_the_start(
     gateway_server: StartGateway, byte_server: StartUpstream, asked: dict[str, Any]
 ) -> None:
     limits: list[int] = []
@@ -406,7 +408,7 @@ def test_a_stream_of_sound_holds_all_that_it_may_cost_before_it_begins(
 
 
 @pytest.mark.parametrize("path", ["images/generations", "audio/speech", "rerank", "something/new"])
-def test_a_call_whose_answer_says_no_usage_is_a_call_all_the_same(scripted: Scripted, session: str, path: str) -> None:
+def test_a_call_without_reported_usage_is_charged_by_estimate(scripted: Scripted, session: str, path: str) -> None:
     web = scripted.play(lambda connection: connection.whole(b'{"data": []}'))
     body = {"model": "m", "prompt": "A tree on a hill, in oil.", "query": "tree", "documents": ["a tree", "a hill"]}
     assert web.post(f"/v1/{path}", body, {"x-session-id": session}).status == 200
@@ -415,7 +417,7 @@ def test_a_call_whose_answer_says_no_usage_is_a_call_all_the_same(scripted: Scri
     assert call["usage"]["input_tokens"] > 5
 
 
-def test_a_path_without_a_price_is_no_way_round_a_budget_in_dollars(
+def test_a_path_without_a_price_cannot_bypass_a_usd_budget(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     web = gateway_server(mock_server.url, **{"budget.usd": 1, "budget.deferred": "forward"}).web

@@ -1,4 +1,4 @@
-"""Any value anywhere in a request: the provider answers, or somebody refuses. Nothing of ours fails."""
+"""Send unusual values in every field: the provider responds or the request is refused, without an internal error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.web import CHAT, Web
 
 pytestmark = pytest.mark.long
 
-#: Of each kind of JSON, also those that cannot be looked up in a table, and as what is nested.
+#: Values of each JSON type, including unhashable ones and nested ones.
 ODD: Final[tuple[Any, ...]] = (
     None,
     -1,
@@ -142,7 +142,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def places(value: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where a value stands in a body; schemas are a matter of tests/core/counting."""
+    """Yield the position of each value in a body. Schemas are tested in tests/core/counting."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
         yield (*above, key)
@@ -159,7 +159,7 @@ def changed(body: dict[str, Any], place: tuple[str | int, ...], odd: object) -> 
     return found
 
 
-#: of input tokens: some, but not all of it can be left out
+#: input tokens; a part of the request fits
 TIGHT: Final = {"/v1/messages": "640", "/v1/messages?beta=true": "640"}
 BETAS: Final = (
     "thinking-binding-controls-2026-08-01",
@@ -174,7 +174,7 @@ ASKED: Final = ("nothing", "x-context-budget", "x-response-mode")
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("path", REQUESTS)
-def test_an_odd_value_anywhere_in_a_request_is_no_fault_of_ours(
+def test_an_unusual_value_anywhere_in_a_request_causes_no_internal_error(
     path: str, asked: str, *, web: Web, session: str
 ) -> None:
     headers = {"content-type": "application/json", "x-session-id": session, "anthropic-beta": ",".join(BETAS)}
@@ -184,7 +184,7 @@ def test_an_odd_value_anywhere_in_a_request_is_no_fault_of_ours(
     connection = http.client.HTTPConnection(urlsplit(web.url).netloc, timeout=60)
     for place in places(REQUESTS[path]):
         for odd in ODD:
-            # as ASCII, half a surrogate pair with its escape
+            # ASCII, so half a surrogate pair is written as its escape
             body = json.dumps(changed(REQUESTS[path], place, odd))
             with in_time():
                 connection.request("POST", path, body, headers)

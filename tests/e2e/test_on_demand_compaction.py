@@ -1,4 +1,4 @@
-"""A Messages request that asks for a compaction reaches the provider unchanged, through a running gateway."""
+"""A Messages request for a compaction reaches the provider unchanged, through a running gateway."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_a_compaction_request_is_never_trimmed(
     assert tokens == int(reply.header("x-context-tokens-original") or 0) > 3_000
 
 
-def test_tool_results_of_a_compaction_request_are_those_that_the_model_has_seen(
+def test_a_compaction_request_has_the_tool_results_that_the_model_has_seen(
     web: Web, mock: MockProvider, session: str
 ) -> None:
-    """Other results than before would invalidate the thinking in the conversation."""
+    """Different results than before would invalidate the thinking in the conversation."""
     shown = {"x-session-id": session, "x-response-mode": "summary", **BETA}
     web.post(MESSAGES, body_of(2), shown)
     before = json.loads(mock.calls[-1].body)["messages"]
@@ -64,11 +64,11 @@ def test_tool_results_of_a_compaction_request_are_those_that_the_model_has_seen(
 
 @pytest.fixture
 def small(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> GatewayThread:
-    """A budget of 8,000 tokens a session."""
+    """Return a gateway with a budget of 8,000 tokens per session."""
     return gateway_server(mock_server.url, **{"budget.tokens": 8_000})
 
 
-def test_a_budget_refuses_a_compaction_request_rather_than_cutting_its_summary_short(
+def test_a_budget_refuses_a_compaction_request_instead_of_lowering_its_limit(
     small: GatewayThread, mock: MockProvider
 ) -> None:
     named = {"x-session-id": "s", **BETA}
@@ -105,7 +105,7 @@ SIGNED = {"type": "compaction", "content": "All lists up to 3 were read.", "sign
 
 
 def after_a_compaction(*, thinks: bool) -> list[dict[str, Any]]:
-    """The signed block first, and the turns that the client kept after it, unchanged."""
+    """Return messages that start with the signed block, followed by the unchanged turns that the client kept."""
     found: list[dict[str, Any]] = [{"role": "assistant", "content": [SIGNED]}, *talk(6)]
     thought = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
     for message in found[1:]:
@@ -115,7 +115,7 @@ def after_a_compaction(*, thinks: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("overflow", ["error", "forward", "least"])
-def test_turns_kept_after_a_signed_compaction_are_trimmed_without_thinking_or_not_at_all_where_it_is_bound(
+def test_turns_after_a_signed_compaction_are_trimmed_only_without_bound_thinking(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, overflow: str
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.on_overflow": overflow})
@@ -133,7 +133,7 @@ def test_turns_kept_after_a_signed_compaction_are_trimmed_without_thinking_or_no
 
 
 @pytest.mark.parametrize(("model", "thinks"), [("claude-opus-5", True), ("claude-opus-5-5", False)])
-def test_turns_after_a_signed_compaction_are_trimmed_where_nothing_is_bound_to_them(
+def test_turns_after_a_signed_compaction_are_trimmed_if_no_thinking_is_bound(
     web: Web, mock: MockProvider, session: str, model: str, *, thinks: bool
 ) -> None:
     body = {"model": model, "max_tokens": 64, "messages": after_a_compaction(thinks=thinks)}

@@ -1,4 +1,4 @@
-"""Every path but chat: forwarded with as little change as can be, metered where its answer carries usage."""
+"""All paths except chat: forwarded with as few changes as possible, and metered if the response carries usage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def billed(mock: MockProvider) -> tuple[int, int, int]:
     return ledger.input_tokens, ledger.output_tokens, ledger.total_tokens
 
 
-def test_a_file_is_uploaded_as_it_is_and_costs_nothing(
+def test_a_file_is_uploaded_unchanged_and_costs_nothing(
     client: openai.OpenAI, web: Web, mock: MockProvider, session: str
 ) -> None:
     content = bytes(range(256)) * 4000
@@ -55,7 +55,7 @@ def test_a_large_upload_arrives_whole(web: Web, mock: MockProvider) -> None:
     assert mock.calls[0].body_sha256 == hashlib.sha256(body).hexdigest()
 
 
-def test_speech_is_passed_on_as_bytes(client: openai.OpenAI, mock: MockProvider, session: str) -> None:
+def test_speech_is_forwarded_as_bytes(client: openai.OpenAI, mock: MockProvider, session: str) -> None:
     raw = client.audio.speech.with_raw_response.create(
         model="mock-tts",
         voice="alloy",
@@ -89,7 +89,7 @@ def test_images_are_metered(client: openai.OpenAI, web: Web, mock: MockProvider,
     assert billed(mock)[1] > 0
 
 
-def test_models_are_listed_in_the_shape_of_the_caller(
+def test_models_are_listed_in_the_format_of_the_caller(
     client: openai.OpenAI, claude: anthropic.Anthropic, mock: MockProvider
 ) -> None:
     assert "mock-small" in [model.id for model in client.models.list().data]
@@ -108,7 +108,7 @@ def test_embeddings_are_metered(client: openai.OpenAI, web: Web, mock: MockProvi
     assert raw.headers["x-session-cumulative-total-tokens"] == str(answer.usage.total_tokens)
 
 
-def test_embeddings_without_a_session_are_kept_per_key(client: openai.OpenAI, mock: MockProvider) -> None:
+def test_embeddings_without_a_session_id_share_one_session_per_key(client: openai.OpenAI, mock: MockProvider) -> None:
     first = client.embeddings.with_raw_response.create(model="mock-embed", input="one")
     second = client.embeddings.with_raw_response.create(model="mock-embed", input="two")
     assert first.headers["x-session-id"] == second.headers["x-session-id"]
@@ -132,7 +132,7 @@ def test_completions_are_metered(
     assert totals(web, session) == billed(mock)
 
 
-def test_streamed_completions_are_made_to_report_their_usage_which_the_client_does_not_see(
+def test_usage_is_requested_for_streamed_completions_and_hidden_from_the_client(
     web: Web, mock: MockProvider, session: str
 ) -> None:
     body = {"model": "m", "prompt": "once upon a time", "stream": True}
@@ -238,7 +238,7 @@ def test_anthropics_paths_work_with_and_without_the_version(path: str, web: Web,
     assert mock.calls[0].path == "/v1/messages"
 
 
-def test_headers_of_the_provider_and_for_it_pass(claude: anthropic.Anthropic, mock: MockProvider) -> None:
+def test_anthropic_headers_are_forwarded(claude: anthropic.Anthropic, mock: MockProvider) -> None:
     claude.messages.create(
         model="m",
         max_tokens=5,
@@ -249,7 +249,7 @@ def test_headers_of_the_provider_and_for_it_pass(claude: anthropic.Anthropic, mo
     assert mock.calls[0].header("anthropic-version")
 
 
-def test_all_that_anthropics_sdk_asks_for_goes_to_anthropic(
+def test_all_requests_of_the_anthropic_sdk_go_to_anthropic(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     openais, anthropics = (byte_server(lambda connection: connection.whole(b'{"data":[]}')) for _ in range(2))
@@ -270,7 +270,7 @@ def test_all_that_anthropics_sdk_asks_for_goes_to_anthropic(
     assert len(openais.requests) == 1
 
 
-def test_an_error_of_anthropics_api_keeps_its_shape(claude: anthropic.Anthropic, mock: MockProvider) -> None:
+def test_an_error_of_the_anthropic_api_keeps_its_format(claude: anthropic.Anthropic, mock: MockProvider) -> None:
     with pytest.raises(anthropic.APIStatusError) as error:
         claude.messages.create(
             model="m",
@@ -282,9 +282,7 @@ def test_an_error_of_anthropics_api_keeps_its_shape(claude: anthropic.Anthropic,
     assert error.value.response.headers["x-gateway-upstream-error"] == "true"
 
 
-def test_a_stream_of_anthropics_api_that_breaks_off_ends_with_its_own_error_event(
-    scripted: Scripted, session: str
-) -> None:
+def test_a_broken_anthropic_stream_ends_with_an_anthropic_error_event(scripted: Scripted, session: str) -> None:
     start = (
         b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'
         b'"model":"m","content":[],"usage":{"input_tokens":25,"output_tokens":1}}}\n\n'
@@ -303,7 +301,7 @@ def test_a_stream_of_anthropics_api_that_breaks_off_ends_with_its_own_error_even
     assert totals(web, session)[0] == 25
 
 
-def test_what_was_answered_and_counted_is_not_counted_again_when_read(scripted: Scripted, session: str) -> None:
+def test_a_metered_response_is_not_counted_again_when_it_is_fetched(scripted: Scripted, session: str) -> None:
     stored = b'{"id":"resp_1","object":"response","usage":{"input_tokens":50,"output_tokens":5,"total_tokens":55}}'
     web = scripted.play(lambda connection: connection.whole(stored))
     headers = {"x-session-id": session}
@@ -317,13 +315,13 @@ def test_what_was_answered_and_counted_is_not_counted_again_when_read(scripted: 
     assert totals(web, session) == (50, 5, 55)
 
 
-def test_an_unknown_path_whose_answer_carries_usage_is_metered(scripted: Scripted, session: str) -> None:
+def test_an_unknown_path_with_usage_in_its_response_is_metered(scripted: Scripted, session: str) -> None:
     answer = b'{"results":[],"usage":{"input_tokens":50,"output_tokens":5}}'
     web = scripted.play(lambda connection: connection.whole(answer))
     assert web.post("/v1/rerank", {"model": "m", "query": "x"}, {"x-session-id": session}).totals == (50, 5, 55)
 
 
-def test_a_binary_answer_that_breaks_off_does_not_end_cleanly(scripted: Scripted, session: str) -> None:
+def test_a_broken_binary_response_does_not_end_cleanly(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 1000\r\n\r\n" + b"a" * 500)
 
@@ -333,7 +331,7 @@ def test_a_binary_answer_that_breaks_off_does_not_end_cleanly(scripted: Scripted
     assert answer.body == b"a" * 500
 
 
-def test_a_range_of_a_file_is_passed_on(scripted: Scripted) -> None:
+def test_a_range_request_for_a_file_is_forwarded(scripted: Scripted) -> None:
     web = scripted.play(
         lambda connection: connection.whole(
             b"part", b"content-range: bytes 0-3/10", b"content-type: application/pdf", status=b"206 Partial Content"
@@ -346,7 +344,7 @@ def test_a_range_of_a_file_is_passed_on(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("announced", [b"", b"content-length: 0\r\n", b"content-length: 5\r\n"])
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
-def test_an_answer_without_a_body_is_passed_on_and_announces_none(
+def test_a_response_without_a_body_is_forwarded_without_a_content_length(
     status: bytes, announced: bytes, scripted: Scripted
 ) -> None:
     def script(connection: Connection) -> None:
@@ -356,7 +354,7 @@ def test_an_answer_without_a_body_is_passed_on_and_announces_none(
     assert (answer.status, answer.body, answer.header("content-length")) == (int(status[:3]), b"", None)
 
 
-def test_a_head_request_is_answered_without_a_body(scripted: Scripted) -> None:
+def test_a_head_request_gets_a_response_without_a_body(scripted: Scripted) -> None:
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 55\r\n\r\n")
 

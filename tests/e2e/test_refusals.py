@@ -1,4 +1,4 @@
-"""A refusal that its provider does not bill is charged to no session and no budget, however it comes."""
+"""A refusal that its provider does not bill is charged to no session and no budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusal(category: str | None, output: int = 0) -> dict[str, Any]:
 
 
 def answer(connection: Connection, message: dict[str, Any]) -> None:
-    """Send the message as the request asks for it, whole or as a stream."""
+    """Send the message as requested: whole or as a stream."""
     if not connection.request.json.get("stream"):
         connection.whole(json.dumps(message).encode())
         return
@@ -47,7 +47,7 @@ def ask(gateway: GatewayThread, **fields: Any) -> Reply:
 
 
 def spent(gateway: GatewayThread) -> tuple[int, int, str, int]:
-    """The calls, tokens and cost of the session, and the tokens of its budget."""
+    """Return the calls, tokens and cost of the session, and the used tokens of its budget."""
     session = gateway.web.get("/api/sessions/s").json
     tokens = session["cumulative_token_usage"]["total_tokens"]
     return session["calls"], tokens, session["cost_usd"], session["budget"]["used"]["tokens"]
@@ -64,7 +64,7 @@ def spent(gateway: GatewayThread) -> tuple[int, int, str, int]:
     ],
     ids=["cyber", "no category", "billed category", "in the middle"],
 )
-def test_what_is_not_billed_is_charged_to_nobody(
+def test_an_unbilled_refusal_is_not_charged(
     byte_server: StartUpstream,
     gateway_server: StartGateway,
     message: dict[str, Any],
@@ -85,7 +85,7 @@ def test_what_is_not_billed_is_charged_to_nobody(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("first", "usd"), [(0, "0.005500"), (10, "0.016000")], ids=["before output", "in the middle"])
-def test_each_attempt_of_a_fallback_is_charged_at_the_price_of_its_own_model(
+def test_each_attempt_of_a_server_side_fallback_is_charged_at_the_price_of_its_model(
     byte_server: StartUpstream, gateway_server: StartGateway, first: int, usd: str, stream: bool
 ) -> None:
     passes = [
@@ -95,7 +95,7 @@ def test_each_attempt_of_a_fallback_is_charged_at_the_price_of_its_own_model(
     trigger = {"type": "refusal", "category": "cyber"}
     block = {"type": "fallback", "from": {"model": "fable"}, "to": {"model": "opus"}, "trigger": trigger}
     usage = {"input_tokens": 1_000, "output_tokens": 20, "iterations": passes}
-    # In a stream the model that was asked has begun the message.
+    # In a stream, the requested model has started the message.
     message = {**refusal(None), "model": "fable" if stream else "opus", "content": [block], "usage": usage}
     message |= {"stop_reason": "end_turn", "stop_details": None}
     upstream = byte_server(lambda connection: answer(connection, message))
@@ -113,13 +113,13 @@ DEAR = [
 
 
 @pytest.mark.parametrize("fallbacks", ["default", [{"model": "claude-opus-5", "max_tokens": 64_000}]])
-def test_a_hold_covers_the_dearest_model_that_may_answer_after_a_refusal(
+def test_the_reservation_covers_the_most_expensive_server_side_fallback(
     byte_server: StartUpstream, gateway_server: StartGateway, fallbacks: object
 ) -> None:
     upstream = byte_server(lambda connection: answer(connection, {**refusal("cyber"), "model": "claude-cheap"}))
     gateway = gateway_server(upstream.url, models=DEAR, **{"budget.usd": 1})
     assert ask(gateway, model="claude-cheap", max_tokens=100_000, fallbacks=fallbacks).status == 200
     body = upstream.requests[0].json
-    # 1 USD is 40,000 tokens of the dearest one's output.
+    # 1 USD is 40,000 output tokens of the most expensive model.
     limits = [body["max_tokens"], *(one["max_tokens"] for one in body["fallbacks"] if isinstance(one, dict))]
     assert all(39_000 < limit < 40_000 for limit in limits)

@@ -1,4 +1,4 @@
-"""What a reload puts into force on a running gateway, what it leaves as it was, and that it says so."""
+"""Reload the configuration of a running gateway: what changes, what needs a restart, and what is logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = {"origin": "https://app.example"}
 
 
 def edit(gateway: GatewayThread | GatewayProcess, **changes: dict[str, object] | None) -> None:
-    """Change keys of sections of the file; None: the section is gone."""
+    """Change keys of sections in the file; None removes the section."""
     settings: dict[str, Any] = json.loads(gateway.file.read_text())
     for section, block in changes.items():
         settings[section] = {**settings.get(section, {}), **block} if block is not None else None
@@ -29,13 +29,13 @@ def edit(gateway: GatewayThread | GatewayProcess, **changes: dict[str, object] |
 
 
 def reload(gateway: GatewayProcess, says: str) -> None:
-    """Reload, and wait for what it says."""
+    """Reload, and wait for this text in the log."""
     times = gateway.errors.read_text().count(says)
     gateway.signal(signal.SIGHUP)
     until(lambda: gateway.errors.read_text().count(says) > times, what=says)
 
 
-def test_what_needs_a_restart_stays_as_it_was_and_is_named(
+def test_settings_that_need_a_restart_are_unchanged_and_named_in_the_log(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"telemetry.log": {"level": "info"}, "store.on_failure": "open"})
@@ -65,21 +65,21 @@ def test_what_needs_a_restart_stays_as_it_was_and_is_named(
     assert gateway.errors.read_text().count("needs a restart") == 1
 
 
-def test_an_address_that_is_not_in_force_yet_opens_no_door(
+def test_a_reload_cannot_remove_keys_while_the_old_public_address_is_used(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     keys = [{"name": "alice", "key": ALICE}]
     flags = {"server.host": "0.0.0.0", "auth.keys": keys, "telemetry.log": {"level": "info"}}
     gateway = gateway_process(mock_server.url, **flags)
     upstream = {"base_url": mock_server.url, "key": "the-provider-key-that-is-held"}
-    # After a restart this would be safe. Now it listens to the whole network.
+    # After a restart this configuration would be safe. Now the gateway still listens to the whole network.
     edit(gateway, server={"host": "127.0.0.1"}, auth=None, providers={"upstream": upstream})
     reload(gateway, "not reloaded")
     assert gateway.web.chat("s").status == 401
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])
-def test_web_pages_that_may_call_are_those_of_the_start(
+def test_cors_origins_are_unchanged_by_a_reload(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, *, is_allowed: bool
 ) -> None:
     origins: tuple[list[str], list[str]] = ([], [PAGE["origin"]])
@@ -96,7 +96,7 @@ def test_web_pages_that_may_call_are_those_of_the_start(
     assert seen() == first
 
 
-def test_a_body_that_is_looked_at_meanwhile_is_looked_at_to_the_end(
+def test_a_running_trim_request_completes_during_reloads(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -110,7 +110,7 @@ def test_a_body_that_is_looked_at_meanwhile_is_looked_at_to_the_end(
     assert answer.result().status == 200
 
 
-def test_families_are_those_of_the_start_whatever_their_file_says_meanwhile(
+def test_token_families_are_unchanged_by_a_reload(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, tmp_path: Path
 ) -> None:
     own = tmp_path / "families.yaml"

@@ -1,4 +1,4 @@
-"""Request ids: SDKs see the provider's own, and the gateway's is the key of the call's record."""
+"""Request ids: SDKs show the id of the provider, and the gateway's id is the key of the call record."""
 
 from __future__ import annotations
 

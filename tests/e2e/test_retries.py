@@ -1,4 +1,4 @@
-"""A provider that stumbles, behind a running gateway: callers hear nothing of it, or at once what to do."""
+"""Retries and circuit breaker through a running gateway: transient errors are hidden, or name a retry-after."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def busy(status: int, retry_after: str | None = "0") -> Turn:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("status", [429, 502, 503, 529])
-def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charged_once(
+def test_a_transient_error_is_retried_and_the_call_is_charged_once(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int, stream: bool
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
@@ -38,7 +38,7 @@ def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charge
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_openai_sdk_does_not_repeat_what_the_gateway_has_repeated(
+def test_the_openai_sdk_does_not_retry_after_the_gateway_has_retried(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, status: int
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
@@ -48,7 +48,7 @@ def test_openai_sdk_does_not_repeat_what_the_gateway_has_repeated(
     assert len(mock.calls) == 3
 
 
-def test_two_failing_calls_do_not_close_the_way_of_others(
+def test_two_failing_calls_do_not_open_the_circuit_breaker(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"providers.upstream.retries": 2, "providers.upstream.breaker": {}})
@@ -57,7 +57,7 @@ def test_two_failing_calls_do_not_close_the_way_of_others(
     assert len(mock.calls) == 7
 
 
-def test_what_a_provider_says_in_the_end_is_passed_on(
+def test_an_error_with_a_long_retry_after_is_forwarded_without_a_retry(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)
@@ -68,7 +68,7 @@ def test_what_a_provider_says_in_the_end_is_passed_on(
     assert len(mock.calls) == 1
 
 
-def test_a_provider_that_is_down_is_left_alone_and_callers_hear_when_to_come_back(
+def test_the_circuit_opens_for_an_unreachable_provider_and_errors_have_retry_after(
     gateway_server: StartGateway,
 ) -> None:
     gateway = gateway_server(f"http://127.0.0.1:{closed_port()}", **{**RETRIES, "providers.upstream.retries": 0})
@@ -80,7 +80,7 @@ def test_a_provider_that_is_down_is_left_alone_and_callers_hear_when_to_come_bac
     assert last.totals == (0, 0, 0)
 
 
-def test_a_client_that_leaves_while_another_try_waits_is_charged_nothing_and_nothing_is_tried(
+def test_a_client_that_leaves_before_a_retry_is_charged_nothing_and_stops_the_retry(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **RETRIES)

@@ -1,4 +1,4 @@
-"""Which session a call belongs to, and that nobody sees another key's."""
+"""Assign calls to sessions, and keep the sessions of each client key private."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_body_names_the_session(body: dict[str, object], web: Web) -> None:
         ("/v1/unheard/of", True, {"session_id": "s", "metadata": {"session_id": "s"}}),
     ],
 )
-def test_what_names_the_session_is_not_sent_to_a_provider_that_would_refuse_it(
+def test_session_fields_are_not_sent_to_a_provider_that_would_refuse_them(
     byte_server: StartUpstream, gateway_server: StartGateway, path: str, left: dict[str, object], *, strict: bool
 ) -> None:
     upstream = byte_server(lambda connection: connection.whole(b"{}"))
@@ -91,7 +91,9 @@ def test_what_names_the_session_is_not_sent_to_a_provider_that_would_refuse_it(
     assert upstream.requests[0].json == {**body, **left}
 
 
-def test_the_path_goes_before_the_header_and_that_before_the_body(web: Web, mock: MockProvider) -> None:
+def test_the_session_of_the_path_precedes_the_header_and_the_header_precedes_the_body(
+    web: Web, mock: MockProvider
+) -> None:
     body = {"model": "mock-small", "messages": HI, "session_id": "by-body"}
     answer = web.post("/s/by-path/v1/chat/completions", body, {"x-session-id": "by-header"})
     assert answer.header("x-session-id") == "by-path"
@@ -107,18 +109,18 @@ def test_a_base_url_with_or_without_the_version_works(path: str, web: Web, mock:
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "é", "x" * 256, "", "a;b", "<script>", "a\tb"])
-def test_a_name_with_other_characters_is_passed_over(name: str, web: Web) -> None:
+def test_a_session_id_with_invalid_characters_is_ignored(name: str, web: Web) -> None:
     assert session_of(web, {"session_id": "good"}, {"x-session-id": name}) == "good"
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 255, "A.b_c:d-9", "calls", "0"])
-def test_a_name_of_allowed_characters_works_everywhere(name: str, web: Web) -> None:
+def test_a_session_id_of_allowed_characters_works_in_headers_and_paths(name: str, web: Web) -> None:
     assert session_of(web, None, {"x-session-id": name}) == name
     raw = f"GET /api/sessions/{name} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     assert talk(web.url, raw.encode()).json["id"] == name
 
 
-def test_of_two_headers_with_the_same_name_the_first_counts(web: Web) -> None:
+def test_the_first_of_two_session_headers_counts(web: Web) -> None:
     body = json.dumps({"model": "mock-small", "messages": HI}).encode()
     answer = talk(web.url, chat_bytes(body, b"x-session-id: first", b"x-session-id: second"))
     assert answer.header("x-session-id") == "first"
@@ -127,7 +129,7 @@ def test_of_two_headers_with_the_same_name_the_first_counts(web: Web) -> None:
 # --- derived names ------------------------------------------------------------------------------------------------
 
 
-def test_a_derived_name_stays_through_a_conversation_and_differs_between_conversations(web: Web) -> None:
+def test_a_derived_session_id_is_stable_within_a_conversation_and_unique_to_it(web: Web) -> None:
     def derived(*messages: dict[str, object], **body: object) -> str:
         found = session_of(web, {"messages": list(messages), **body})
         assert found.startswith("auto-")
@@ -156,11 +158,13 @@ def test_a_derived_name_stays_through_a_conversation_and_differs_between_convers
     assert view["calls"] == 5
 
 
-def test_a_derived_name_differs_between_keys(keyed: str) -> None:
+def test_a_derived_session_id_differs_between_keys(keyed: str) -> None:
     assert session_of(as_key(keyed, ALICE)) != session_of(as_key(keyed, BOB))
 
 
-def test_a_session_may_be_required(mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway) -> None:
+def test_a_session_id_can_be_required(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "require"})
     for stream in (True, False):
         answer = gateway.web.chat(stream=stream)
@@ -172,7 +176,7 @@ def test_a_session_may_be_required(mock_server: MockServer, mock: MockProvider, 
     assert gateway.web.get("/v1/models").status == 200
 
 
-def test_calls_without_a_session_may_be_left_uncounted(
+def test_calls_without_a_session_can_be_left_uncounted(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "none"})
@@ -191,7 +195,7 @@ def test_calls_without_a_session_may_be_left_uncounted(
     ("header", "value"),
     [("x-parent-session-id", "p"), ("x-session-budget-tokens", "1"), ("x-session-budget-usd", "0.5")],
 )
-def test_a_call_without_a_session_is_not_promised_what_only_one_has(
+def test_a_call_without_a_session_cannot_declare_a_budget_or_a_parent(
     header: str, value: str, mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     web = gateway_server(mock_server.url, **{"sessions.on_missing": "none"}).web
@@ -202,7 +206,7 @@ def test_a_call_without_a_session_is_not_promised_what_only_one_has(
     assert mock.calls == []
 
 
-def test_configured_headers_name_sessions_first(
+def test_configured_session_headers_take_precedence(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.id_headers": ["X-Trace", "x-session-id"]})
@@ -212,7 +216,7 @@ def test_configured_headers_name_sessions_first(
 # --- isolation ----------------------------------------------------------------------------------------------------
 
 
-def test_one_name_under_two_keys_is_two_sessions(keyed: str, mock: MockProvider) -> None:
+def test_the_same_session_id_under_two_keys_is_two_sessions(keyed: str, mock: MockProvider) -> None:
     alice, bob = as_key(keyed, ALICE), as_key(keyed, BOB)
     assert alice.chat("shared", "tokens=100/1").totals == (100, 1, 101)
     assert bob.chat("shared", "tokens=5/1").totals == (5, 1, 6)
@@ -234,7 +238,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("tail", ["", "/calls"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_one_key_cannot_read_anothers_session_by_any_spelling(spelling: str, tail: str, keyed: str) -> None:
+def test_a_key_cannot_read_the_session_of_another_key_by_any_spelling(spelling: str, tail: str, keyed: str) -> None:
     alice = as_key(keyed, ALICE)
     assert alice.chat("secret", "tokens=4242/1").status == 200
     path = f"/api/sessions/{spelling.replace(' ', '%20')}{tail}"
@@ -245,7 +249,7 @@ def test_one_key_cannot_read_anothers_session_by_any_spelling(spelling: str, tai
     assert answer.error["code"] in ("not_found", "invalid_request")
 
 
-def test_one_key_cannot_read_anothers_calls_lists_or_totals(keyed: str) -> None:
+def test_a_key_cannot_read_calls_lists_or_totals_of_another_key(keyed: str) -> None:
     alice, bob = as_key(keyed, ALICE), as_key(keyed, BOB)
     answer = alice.chat("mine", "tokens=4242/1")
     request_id = answer.header("x-gateway-request-id") or ""
@@ -263,7 +267,7 @@ def test_one_key_cannot_read_anothers_calls_lists_or_totals(keyed: str) -> None:
     ids = {view["id"] for view in bob.get("/api/sessions?limit=1000").json["sessions"]}
     assert "mine" not in ids
     assert not any("alice" in name for name in ids)
-    # A cursor of somebody else's list leads nowhere either.
+    # A cursor of another key's list shows nothing either.
     for sort in ("recent", "tokens"):
         page = alice.get(f"/api/sessions?limit=1&sort={sort}").json
         if page["cursor"]:
@@ -318,17 +322,17 @@ def test_a_call_needs_a_known_key(headers: dict[str, str], keyed: str, mock: Moc
         {"api-key": ALICE},
     ],
 )
-def test_a_key_may_stand_where_each_sdk_puts_it_and_never_travels(
+def test_a_client_key_is_accepted_in_each_sdk_header_and_never_forwarded(
     headers: dict[str, str], keyed: str, mock: MockProvider
 ) -> None:
     assert Web(keyed, headers).chat("s").status == 200
     assert ALICE not in str(mock.calls[0].headers)
 
 
-def test_a_key_travels_in_no_header_even_if_sent_in_two(
+def test_a_client_key_sent_in_two_headers_is_never_forwarded(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
-    """The provider takes the caller's own credential here; the client key is still the gateway's business."""
+    """The provider uses the caller's own credential here. The client key must stay within the gateway."""
     gateway = gateway_server(
         mock_server.url,
         **{"auth.keys": [{"name": "alice", "key": ALICE}], "providers.upstream.auth": "bearer"},
@@ -342,7 +346,7 @@ def test_a_key_travels_in_no_header_even_if_sent_in_two(
     assert ALICE not in str(mock.calls[1].headers)
 
 
-def test_a_held_provider_key_replaces_the_callers(
+def test_a_configured_provider_key_replaces_the_credential_of_the_caller(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(
@@ -357,7 +361,7 @@ def test_a_held_provider_key_replaces_the_callers(
         assert b"provider-secret-1" not in web.get(path).body
 
 
-def test_a_key_may_be_limited_to_models(keyed: str, mock: MockProvider) -> None:
+def test_a_client_key_can_be_limited_to_models(keyed: str, mock: MockProvider) -> None:
     bob = as_key(keyed, BOB)
     assert bob.chat("s", model="mock-large").status == 200
     for model in ("gpt-5", "upstream/gpt-5", "Mock-large"):
@@ -368,7 +372,7 @@ def test_a_key_may_be_limited_to_models(keyed: str, mock: MockProvider) -> None:
     assert bob.get("/v1/files").status == 404
 
 
-def test_no_key_or_text_stands_in_the_log(mock_server: MockServer, gateway_process: Any) -> None:
+def test_the_log_has_no_keys_and_no_texts(mock_server: MockServer, gateway_process: Any) -> None:
     flags = {
         "auth.keys": [{"name": "alice", "key": ALICE}],
         "telemetry.log": {"level": "info", "format": "json"},

@@ -1,4 +1,4 @@
-"""Signals: what is under way ends or is cut and charged; what was acknowledged is kept."""
+"""Signals: running calls complete, or are cut and charged; acknowledged calls are kept."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_
 
 pytestmark = pytest.mark.long
 
-#: a stream that lasts for minutes
+#: a stream that runs for minutes
 ENDLESS = "chunks=900;interval=0.1"
 
 
 class Running:
-    """A call in a thread of its own; `answer` is there once it has ended."""
+    """A call in its own thread; `answers` is filled when it has ended."""
 
     def __init__(self, call: Callable[[], Reply]) -> None:
         self.answers: list[Reply] = []
@@ -49,7 +49,7 @@ def raw_stream(gateway: GatewayProcess, session: str, mock: str) -> Reply:
 
 
 def kept(gateway: GatewayProcess, session: str) -> tuple[int, int, int]:
-    """(calls, total tokens, estimated tokens) of a session as the database has them."""
+    """Return calls, total tokens and estimated tokens of a session from the database."""
     with sqlite3.connect(gateway.store) as database:
         query = "SELECT calls, total_tokens, estimated_tokens FROM sessions WHERE id = ?"
         row = database.execute(query, (session,)).fetchone()
@@ -60,12 +60,12 @@ def kept(gateway: GatewayProcess, session: str) -> tuple[int, int, int]:
 
 
 def is_stopping(gateway: GatewayProcess) -> bool:
-    """Whether the gateway has heard a signal: it is alive, and not ready."""
+    """Return True if the gateway has received a signal: it is alive, but not ready."""
     return gateway.web.get("/readyz").status == 503 and gateway.web.get("/healthz").status == 200
 
 
-def takes_nobody(gateway: GatewayProcess) -> bool:
-    """Whether no worker listens any more."""
+def is_closed(gateway: GatewayProcess) -> bool:
+    """Return True if no worker listens any more."""
     try:
         socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))).close()
     except ConnectionError:
@@ -74,7 +74,7 @@ def takes_nobody(gateway: GatewayProcess) -> bool:
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_stream_under_way_ends_within_the_grace_and_new_calls_are_told_to_come_again(
+def test_a_running_stream_completes_within_the_grace_and_new_calls_get_retry_after(
     number: signal.Signals, workers: int, byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     held = Held()
@@ -84,7 +84,7 @@ def test_a_stream_under_way_ends_within_the_grace_and_new_calls_are_told_to_come
     until(lambda: upstream.requests)
     gateway.signal(number)
     until(lambda: is_stopping(gateway))
-    time.sleep(0.5)  # the other worker may not have heard of it yet
+    time.sleep(0.5)  # the other worker may not have noticed yet
     for path in ("/v1/chat/completions", "/v1/messages", "/v1/models", "/s/new/v1/responses"):
         refused = gateway.web.post(path, {"model": "mock-small", "messages": HI, "input": HI, "max_tokens": 5})
         assert (refused.status, refused.header("retry-after")) == (503, "1")
@@ -99,12 +99,12 @@ def test_a_stream_under_way_ends_within_the_grace_and_new_calls_are_told_to_come
     assert answer.data_lines[-1] == "[DONE]"
     assert answer.totals == (10, 5, 15)
     gateway.wait()
-    assert takes_nobody(gateway)
+    assert is_closed(gateway)
     assert kept(gateway, "s") == (1, 15, 0)
     assert "Traceback" not in gateway.errors.read_text()
 
 
-def test_a_stopping_gateway_that_reads_its_file_again_takes_no_new_calls_either(
+def test_a_reload_of_a_stopping_gateway_does_not_accept_new_calls(
     byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     held = Held()
@@ -122,7 +122,7 @@ def test_a_stopping_gateway_that_reads_its_file_again_takes_no_new_calls_either(
     gateway.wait()
 
 
-def test_one_worker_more_on_a_signal_is_one_like_all_others(
+def test_a_worker_added_by_a_signal_stops_like_the_others(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2, "server.shutdown_grace_s": 60})
@@ -133,13 +133,13 @@ def test_one_worker_more_on_a_signal_is_one_like_all_others(
     until(lambda: len(mock.calls) == 24)
     gateway.signal(signal.SIGTERM)
     until(lambda: is_stopping(gateway))
-    time.sleep(0.5)  # others may not have heard of it yet
+    time.sleep(0.5)  # others may not have noticed yet
     assert {gateway.web.chat("s").status for _ in range(24)} == {503}
     assert all(stream.end().clean for stream in streams)
     assert gateway.wait() == 0
 
 
-def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
+def test_after_the_grace_a_stream_ends_with_an_error_and_is_charged(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
@@ -158,7 +158,7 @@ def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
     assert "Traceback" not in gateway.errors.read_text()
 
 
-def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next_number(
+def test_after_the_grace_a_responses_stream_ends_with_numbered_error_events(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
@@ -180,7 +180,7 @@ def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next
 @pytest.mark.parametrize(
     "length", [b"content-length: 1000\r\n", b"connection: close\r\n"], ids=["of a known length", "of no length"]
 )
-def test_after_the_grace_a_file_is_broken_off_and_nothing_is_written_into_it(
+def test_after_the_grace_a_binary_download_is_cut_without_extra_bytes(
     length: bytes, byte_server: StartUpstream, gateway_process: StartProcess
 ) -> None:
     def speak(connection: Connection) -> None:
@@ -199,7 +199,7 @@ def test_after_the_grace_a_file_is_broken_off_and_nothing_is_written_into_it(
     assert not answer.clean
 
 
-def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
+def test_after_the_grace_a_waiting_call_gets_503_and_is_charged(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
@@ -215,7 +215,7 @@ def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
     assert total == estimated > 0
 
 
-def test_a_left_call_that_is_still_read_is_charged_at_the_end(
+def test_an_abandoned_stream_is_charged_at_shutdown(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
@@ -231,7 +231,7 @@ def test_a_left_call_that_is_still_read_is_charged_at_the_end(
     assert total > 0
 
 
-def test_a_second_signal_ends_at_once(
+def test_a_second_signal_stops_the_gateway_at_once(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 60})
@@ -250,7 +250,7 @@ def test_a_second_signal_ends_at_once(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_was_acknowledged_survives_a_kill(
+def test_acknowledged_calls_survive_a_kill(
     stream: bool, mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
@@ -270,7 +270,7 @@ def test_what_was_acknowledged_survives_a_kill(
     assert view["total_tokens"] == 2 * 52
 
 
-def test_a_signal_makes_the_gateway_read_its_file_again(
+def test_sighup_reloads_the_configuration(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url)
@@ -286,7 +286,7 @@ def test_a_signal_makes_the_gateway_read_its_file_again(
     assert gateway.web.chat(model="fast").json["model"] == "mock-small"
 
 
-def test_two_workers_share_one_total(
+def test_two_workers_share_the_totals_of_a_session(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2})
@@ -308,7 +308,7 @@ def test_two_workers_share_one_total(
     assert kept(gateway, "s") == (30, 90, 0)
 
 
-def test_a_worker_that_cannot_start_ends_no_other_and_is_tried_again(
+def test_a_worker_that_fails_to_start_is_retried_and_stops_no_other_worker(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.workers": 2})
@@ -327,13 +327,13 @@ def test_a_worker_that_cannot_start_ends_no_other_and_is_tried_again(
 
 
 def _both(gateway: GatewayProcess) -> list[int]:
-    """The two workers, once both were seen."""
+    """Return the two workers, or an empty list until both have responded."""
     found = _workers(gateway)
     return found if len(found) == 2 else []
 
 
 def _workers(gateway: GatewayProcess) -> list[int]:
-    """The processes that answer."""
+    """Return the processes that respond."""
     return sorted({gateway.web.get("/api/health").json["worker"]["pid"] for _ in range(24)})
 
 
@@ -344,7 +344,7 @@ def _answers(gateway: GatewayProcess) -> bool:
         return False
 
 
-def test_a_left_call_is_read_to_its_end_before_the_gateway_stops(
+def test_an_abandoned_call_is_drained_before_the_gateway_stops(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 60})

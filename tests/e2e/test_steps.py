@@ -1,4 +1,4 @@
-"""Steps through a running gateway: what a model is offered, where a session is in its steps, and who is told."""
+"""Steps through a running gateway: offered tools, transitions between steps, and several clients of one session."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.web import CHAT, HI, Reply, Web
 ROOT = Path(__file__).parent.parent.parent
 EVALUATION = ROOT / "config/steps/evaluation.yaml"
 NAMES = ("search", "read_draft", "list_flaws", "argue_for", "argue_against", "verdict", "ask_user")
-#: what an example in three words is about: one step with a sequence, behind a default one
+#: the steps of a short example: a step with a sequence, and a default step
 REVIEW = {
     "name": "review",
     "conditions": [{"message_matches": "(?i)review"}],
@@ -45,7 +45,7 @@ TOOLS: Any = [tool(name) for name in NAMES]
 
 
 def agent_run(client: openai.OpenAI, task: str, headers: dict[str, str], most: int = 10) -> list[tuple[str, str, str]]:
-    """What an agent does: call what the model asks for until it answers. (step, index, tool) after each call."""
+    """Run an agent until the model calls no tool; return (step, index, tool) of each call."""
     messages: Any = [{"role": "user", "content": task}]
     seen = []
     for _ in range(most):
@@ -64,7 +64,7 @@ def agent_run(client: openai.OpenAI, task: str, headers: dict[str, str], most: i
 
 
 @pytest.mark.parametrize("has_choice", [True, False], ids=["allowed_tools", "shorter list"])
-def test_the_evaluation_example_goes_through_its_steps_within_one_turn(
+def test_the_evaluation_example_passes_through_its_steps_within_one_turn(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, has_choice: bool
 ) -> None:
     gateway = gateway_server(
@@ -90,7 +90,7 @@ def test_the_evaluation_example_goes_through_its_steps_within_one_turn(
         assert lists == {NAMES}, "the list stays as it was, and with it the provider's cache"
 
 
-def test_the_transcript_in_the_document_is_what_the_command_writes() -> None:
+def test_the_transcript_in_the_guide_matches_the_output_of_the_command() -> None:
     file = ROOT / "bench" / "steps.py"
     spec = importlib.util.spec_from_file_location("bench_steps", file)
     assert spec is not None
@@ -109,7 +109,7 @@ def test_the_transcript_in_the_document_is_what_the_command_writes() -> None:
 
 
 def written(wire: str, name: str) -> dict[str, Any]:
-    """A tool as a request of this format offers it."""
+    """Return a tool in the request format of this API."""
     schema = {"type": "object", "properties": {}}
     if wire == "chat":
         return {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -142,7 +142,7 @@ def offers(body: bytes) -> list[str]:
 
 
 def may_call(body: bytes) -> list[str]:
-    """What the provider was told it may call."""
+    """Return the tools that the request lets the model call."""
     choice = json.loads(body).get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         said = choice.get("allowed_tools", choice)
@@ -157,7 +157,7 @@ WIRES = pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 
 @WIRES
 @pytest.mark.parametrize(("stream", "has_choice"), [(True, True), (True, False), (False, True), (False, False)])
-def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
+def test_a_sequence_advances_in_every_format_with_and_without_streaming(  # noqa: PLR0917
     wire: str, stream: bool, has_choice: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
@@ -165,7 +165,7 @@ def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
     )
 
     def call(text: str, **fields: Any) -> tuple[tuple[str | None, str | None], tuple[str | None, str | None]]:
-        """The place before and after."""
+        """Return the step and index before and after the call."""
         reply = gateway.web.post(Format(wire).path, ask(wire, text, *OFFERED, stream=stream, **fields), in_session("s"))
         assert reply.status == 200, reply.body
         if not stream:
@@ -194,7 +194,7 @@ def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_does_not_go_with_the_step_is_refused_in_the_format_of_the_caller(
+def test_tools_not_allowed_by_the_step_are_refused_in_the_format_of_the_caller(
     wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "reject"}, WORK])
@@ -221,7 +221,7 @@ def test_what_does_not_go_with_the_step_is_refused_in_the_format_of_the_caller(
 
 @WIRES
 @pytest.mark.parametrize("enforce", ["filter", "require", "reject", "observe"])
-def test_what_offers_no_tools_arrives_byte_for_byte(
+def test_a_request_without_tools_is_forwarded_byte_for_byte(
     wire: str, enforce: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": enforce}])
@@ -232,7 +232,7 @@ def test_what_offers_no_tools_arrives_byte_for_byte(
 
 
 @WIRES
-def test_what_is_due_must_be_called_where_the_step_requires_it(
+def test_a_due_tool_is_forced_if_the_step_requires_it(
     wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     two = {"name": "two", "sequence": [["read_a", "comment"], "search"], "enforce": "require"}
@@ -249,7 +249,7 @@ def test_what_is_due_must_be_called_where_the_step_requires_it(
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_stray_call_is_told_in_a_header_and_noted(
+def test_a_stray_tool_call_is_reported_in_a_header_and_noted(
     wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "observe"}])
@@ -270,7 +270,7 @@ def test_a_stray_call_is_told_in_a_header_and_noted(
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-def test_a_provider_that_refuses_the_choice_is_told_by_a_shorter_list_from_then_on(
+def test_after_a_refused_tool_choice_the_tool_list_is_shortened_instead(
     wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"steps": [WORK], "providers.upstream.allowed_tools": True})
@@ -284,7 +284,7 @@ def test_a_provider_that_refuses_the_choice_is_told_by_a_shorter_list_from_then_
     assert gateway.web.get("/api/sessions/s").json["calls"] == 2
 
 
-def test_a_fallback_is_told_in_the_way_that_it_knows(
+def test_a_fallback_gets_the_tool_restriction_in_the_form_that_it_supports(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(
@@ -307,7 +307,7 @@ def test_a_fallback_is_told_in_the_way_that_it_knows(
 
 
 @WIRES
-def test_what_is_counted_and_held_is_the_narrowed_request(
+def test_tokens_are_counted_and_reserved_for_the_restricted_request(
     wire: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     many = [f"tool_{number}_with_a_long_name" for number in range(40)]
@@ -316,12 +316,12 @@ def test_what_is_counted_and_held_is_the_narrowed_request(
     upstream = byte_server(lambda connection: None)
 
     def counted_and_held(*tools: str) -> tuple[str | None, int]:
-        """By a gateway that has learned nothing yet."""
-        upstream.script = under_way_there = Held()
+        """Return the counted and the reserved tokens of a gateway that has learned nothing yet."""
+        upstream.script = held_upstream = Held()
         gateway = gateway_server(upstream.url, steps=steps, **{"budget.tokens": 100_000})
         under_way = Running(lambda: gateway.web.post(Format(wire).path, ask(wire, "hi", *tools), in_session("s")))
         held = until(lambda: held_of(gateway.web, "s"))
-        under_way_there.release()
+        held_upstream.release()
         return under_way.end().header("x-context-tokens"), held
 
     restrict = counted_and_held(*many, "search")
@@ -331,13 +331,13 @@ def test_what_is_counted_and_held_is_the_narrowed_request(
 
 
 def held_of(web: Web, session: str) -> int:
-    """A session is listed once it was charged; a change of it tells of its budget before that."""
+    """Return the reserved tokens of a session. A PATCH reports the budget before the session is listed."""
     shown = web.send("PATCH", f"/api/sessions/{session}", {"active_step": "s"}).json
     return int(shown["budget"]["held"])
 
 
 class Running:
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, call: Callable[[], Reply]) -> None:
         self._answers: list[Reply] = []
@@ -353,7 +353,7 @@ LIMITS = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "me
 
 
 @WIRES
-def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
+def test_the_output_limit_of_a_step_applies_and_a_budget_can_lower_it(
     wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     step = {"name": "s", "max_output_tokens": 60}
@@ -377,7 +377,7 @@ def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
     assert notes[-1]["notes"]["output_limit"] == "60, set by the step"
 
 
-def test_the_output_of_a_step_is_no_more_than_its_model_has(
+def test_the_output_limit_of_a_step_is_capped_by_the_model(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     models = [{"match": "mock-small", "provider": "upstream", "output": 100}]
@@ -387,7 +387,7 @@ def test_the_output_of_a_step_is_no_more_than_its_model_has(
 
 
 @WIRES
-def test_a_request_is_cut_to_the_context_budget_of_its_step(
+def test_a_request_is_trimmed_to_the_context_budget_of_its_step(
     wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=[{"name": "s", "context_budget": 3000}])
@@ -400,7 +400,7 @@ def test_a_request_is_cut_to_the_context_budget_of_its_step(
 
 
 @WIRES
-def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
+def test_a_step_can_select_another_model_that_the_client_key_may_use(
     wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     keys: list[dict[str, Any]] = [
@@ -428,7 +428,7 @@ def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
     ],
     ids=["nothing", "fewer tools", "another model", "both"],
 )
-def test_what_a_condition_weighed_is_not_taken_for_what_is_sent(
+def test_tokens_counted_for_a_condition_are_not_reported_for_the_sent_request(
     sets: Mapping[str, Any], gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     models = [{"match": "mock-large", "provider": "upstream", "tokenizer": "chars/4"}]
@@ -447,7 +447,7 @@ def test_what_a_condition_weighed_is_not_taken_for_what_is_sent(
 # --- whose steps ----------------------------------------------------------------------------------------------------
 
 
-def test_the_agent_of_a_route_goes_before_that_of_the_header(
+def test_the_agent_of_a_route_precedes_the_agent_of_the_header(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     agents = {name: {"steps": [{"name": f"step-of-{name}"}]} for name in ("writer", "editor")}
@@ -478,10 +478,10 @@ def test_an_agent_that_does_not_exist_is_refused(
     assert "agent" in reply.error["message"]
 
 
-# --- what stays -----------------------------------------------------------------------------------------------------
+# --- restart and reload ---------------------------------------------------------------------------------------------
 
 
-def test_a_restart_keeps_the_step_and_a_reload_lets_go_of_one_that_is_gone(
+def test_a_restart_keeps_the_step_and_a_reload_leaves_a_removed_step(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     first = gateway_server(mock_server.url, steps=[REVIEW, WORK])
@@ -523,7 +523,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def clients_of_one_session(webs: list[Web]) -> None:
-    """Each client sees the index grow, and all of them together see each number once."""
+    """Check that each client sees the index grow, and that all clients together see each index once."""
     seen: dict[int, list[int]] = {number: [] for number in range(CLIENTS)}
     body = ask("chat", "hi", "go", "walk", "other")
 
@@ -556,7 +556,7 @@ def clients_of_one_session(webs: list[Web]) -> None:
     assert sorted(index for indices in seen.values() for index in indices) == list(range(1, ENTRIES + 1))
 
 
-def test_clients_of_one_session_on_two_workers_see_each_place_of_its_sequence_once(
+def test_clients_of_one_session_on_two_workers_see_each_sequence_index_once(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, steps=LONG, **{"server.workers": 2})
@@ -564,7 +564,7 @@ def test_clients_of_one_session_on_two_workers_see_each_place_of_its_sequence_on
     clients_of_one_session([gateway.web])
 
 
-def test_clients_of_one_session_on_two_machines_see_each_place_of_its_sequence_once(
+def test_clients_of_one_session_on_two_machines_see_each_sequence_index_once(
     redis: RedisServer, mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     store = {"url": redis.url, "timeout_ms": 5000}

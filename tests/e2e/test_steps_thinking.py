@@ -1,4 +1,4 @@
-"""Steps on models that think: no force where they refuse it, and the list of tools that their thinking is bound to."""
+"""Steps on models that think: unforced tools where force is refused, and an unchanged tool list for bound thinking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.web import Reply, Web
 
 Json = dict[str, Any]
 NAMES = ("read_a", "write_a", "check", "secret")
-#: two entries due one after the other, and a tool that no step allows
+#: two entries that are due one after the other, and a tool that no step allows
 ORDERED = {
     "name": "ordered",
     "is_default": True,
@@ -87,7 +87,7 @@ def answer(wire: str, model: str) -> Json:
 
 
 class RefusesForce:
-    """A provider whose model refuses a forced tool call, in words of its own."""
+    """A provider whose model refuses a forced tool call with this text."""
 
     def __init__(self, wire: str, text: str) -> None:
         self.wire, self.text = wire, text
@@ -121,7 +121,7 @@ WIRES = pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 
 
 @REFUSING
-def test_a_model_known_to_refuse_force_is_never_sent_one(
+def test_a_model_known_to_refuse_forced_tools_is_never_sent_one(
     wire: str, model: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     upstream = byte_server(RefusesForce(wire, "no tool_choice of this kind"))
@@ -153,7 +153,7 @@ def test_a_model_known_to_refuse_force_is_never_sent_one(
         ("messages", "claude-opus-5", {}),
     ],
 )
-def test_a_tool_is_forced_where_thinking_is_off_or_the_model_takes_it(
+def test_a_tool_is_forced_if_thinking_is_off_or_the_model_accepts_it(
     wire: str, model: str, fields: Json, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     upstream = byte_server(lambda connection: connection.whole(json.dumps(answer(wire, model)).encode()))
@@ -166,7 +166,7 @@ def test_a_tool_is_forced_where_thinking_is_off_or_the_model_takes_it(
 
 @WIRES
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_refusal_of_force_is_found_out_once(
+def test_a_refusal_of_forced_tools_is_learned_once(
     wire: str, stream: bool, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     upstream = byte_server(RefusesForce(wire, "Thinking mode does not support this tool_choice"))
@@ -179,7 +179,7 @@ def test_a_refusal_of_force_is_found_out_once(
     assert gateway.web.get("/api/sessions/s").json["calls"] == 3
 
 
-def test_a_forced_choice_of_the_client_is_its_own_business(
+def test_a_forced_choice_of_the_client_is_forwarded_unchanged(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     upstream = byte_server(RefusesForce("chat", "Thinking mode does not support this tool_choice"))
@@ -194,14 +194,14 @@ def test_a_forced_choice_of_the_client_is_its_own_business(
 
 
 class Binds:
-    """A provider whose thinking blocks are valid only with the list of tools that they were made with.
+    """A provider whose thinking blocks are valid only with the tool list that they were created with.
 
-    It calls the tools of `calls`, one in each answer, whatever it is offered.
+    It calls the tools of `calls`, one per response, even if they are not offered.
     """
 
     def __init__(self, *calls: str) -> None:
         self._calls = iter(calls)
-        #: signature -> the tools it was made with, as bytes
+        #: signature -> the JSON of the tools that it was created with
         self._made: dict[str, bytes] = {}
         self.lists: list[bytes] = []
 
@@ -238,7 +238,7 @@ class Binds:
 
 
 class Conversation:
-    """An agent's conversation in the messages API, which sends back what it was answered."""
+    """An agent's conversation in the Messages API that sends every response back."""
 
     def __init__(self, web: Web, **fields: Any) -> None:
         self.web, self.fields = web, fields
@@ -260,7 +260,7 @@ class Conversation:
 
 
 @pytest.mark.parametrize("enforce", ["filter", "require"])
-def test_the_list_stays_the_same_on_all_turns_of_a_model_whose_thinking_is_bound_to_it(
+def test_the_tool_list_is_unchanged_on_all_turns_if_thinking_is_bound_to_it(
     enforce: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     provider = Binds("read_a", "write_a", "check", "write_a")
@@ -282,7 +282,7 @@ def test_the_list_stays_the_same_on_all_turns_of_a_model_whose_thinking_is_bound
     assert not any("step_tools" in one for one in notes(gateway.web, "s"))
 
 
-def test_no_tool_at_all_is_told_by_the_choice_and_the_list_stays(
+def test_a_step_without_tools_sends_tool_choice_none_and_keeps_the_list(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     provider = Binds("read_a")
@@ -296,7 +296,9 @@ def test_no_tool_at_all_is_told_by_the_choice_and_the_list_stays(
     assert "step_tools" not in notes(gateway.web, "s")[1]
 
 
-def test_tool_choice_none_is_what_is_sent(gateway_server: StartGateway, byte_server: StartUpstream) -> None:
+def test_a_step_without_tools_sends_tool_choice_none_on_every_turn(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
     upstream = byte_server(Binds())
     gateway = gateway_server(upstream.url, steps=[{"name": "none", "available_tools": {"allowed": []}}])
     agent = Conversation(gateway.web)
@@ -306,7 +308,7 @@ def test_tool_choice_none_is_what_is_sent(gateway_server: StartGateway, byte_ser
     assert [names(one.json) for one in upstream.requests] == [list(NAMES)] * 2
 
 
-def test_without_thinking_the_list_is_restricted_as_anywhere_else_and_from_the_first_thought_on_no_more(
+def test_the_tool_list_is_restricted_until_the_first_thinking_block(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     provider = Binds("read_a", "write_a", "write_a", "check")
@@ -322,7 +324,7 @@ def test_without_thinking_the_list_is_restricted_as_anywhere_else_and_from_the_f
     assert [names(one.json) for one in upstream.requests[1:]] == [["read_a", "write_a", "check"]] * 3
 
 
-def test_a_tool_that_messages_refer_to_stays_in_a_list_that_gets_shorter(
+def test_a_tool_that_messages_refer_to_is_kept_in_a_shortened_list(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     upstream = byte_server(lambda connection: connection.whole(json.dumps(answer("messages", "m")).encode()))

@@ -1,4 +1,4 @@
-"""Long agent sessions through a gateway in front of a provider that enforces what the real models' APIs enforce."""
+"""Long agent sessions in front of a provider that enforces the rules of the real models' APIs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Json = dict[str, Any]
 MODELS = ("gpt-6.2-sol", "gemini-3.1-pro", "deepseek-v4-pro", "kimi-k3", "ministral-14b-2512", "qwen3.5-plus")
 NAMES = ("plan", "list_depot", "read_parcel")
 SYSTEM = "You answer questions about a warehouse."
-#: model calls of each task; the long one is trimmed while it goes on
+#: model calls of each task; the long task is trimmed while it runs
 TASKS = (4, 4, 20, 4, 4, 4)
 SHORT_TASKS = (4,) * 10
-#: a review begins after a plan, and forces two calls
+#: a review starts after a plan and forces two calls
 STEPS = [
     {
         "name": "review",
@@ -38,7 +38,7 @@ def call(name: str, number: int) -> ToolCall:
 
 
 def script(task: int, length: int, *, parallel: bool) -> Iterator[Turn]:
-    """What the model does in a task: a plan, then lists and parcels, then an answer."""
+    """Yield the model's turns in a task: a plan, then lists and parcels, then a final text."""
     yield Turn(text="I will make a plan.", tool_calls=(call("plan", task),))
     for number in range(task * 100, task * 100 + length // 2 - 1):
         lists = (call("list_depot", number), call("list_depot", number + 50))
@@ -48,7 +48,7 @@ def script(task: int, length: int, *, parallel: bool) -> Iterator[Turn]:
 
 
 def result(number: int) -> str:
-    """A tool result of about 800 tokens, in rows."""
+    """Return a tool result of about 800 tokens, in rows."""
     rows = [{"parcel": f"{number}-{row}", "hall": number, "row": row * 3, "state": "stored"} for row in range(40)]
     return json.dumps(rows)
 
@@ -67,7 +67,7 @@ class ChatClient:
         self.history.append({"role": "user", "content": text})
 
     def step(self, *, stream: bool) -> tuple[Reply, bool]:
-        """Call the model once and run the tools it calls; the reply, and whether it called any."""
+        """Call the model once and run the tools that it calls; return the reply, and True if it called any."""
         tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in NAMES]
         body = {"model": self.model, "messages": self.history, "tools": tools, "stream": stream}
         reply = self.web.post(CHAT, body, self.headers)
@@ -83,7 +83,7 @@ class ChatClient:
 
 
 def _gathered(events: Sequence[Json]) -> Json:
-    """The message of a chat stream, as a client that keeps unknown fields builds it."""
+    """Return the message of a chat stream, as a client builds it that keeps unknown fields."""
     message: Json = {"role": "assistant", "content": None}
     calls: list[Json] = []
     for delta in [event["choices"][0]["delta"] for event in events if event["choices"]]:
@@ -112,7 +112,7 @@ class ResponsesClient:
         self.history.append({"role": "user", "content": [{"type": "input_text", "text": text}]})
 
     def step(self, *, stream: bool) -> tuple[Reply, bool]:
-        """Call the model once and run the tools it calls; the reply, and whether it called any."""
+        """Call the model once and run the tools that it calls; return the reply, and True if it called any."""
         body = {
             "model": self.model,
             "instructions": SYSTEM,
@@ -144,7 +144,7 @@ class Strict:
     def session(
         self, model: str, headers: dict[str, str], tasks: Sequence[int] = TASKS, *, parallel: bool = True
     ) -> list[Reply]:
-        """Run a session of 40 model calls, every other one streamed; the replies."""
+        """Run a session of 40 model calls, every second one streamed; return the replies."""
         self.provider.reset()
         kind = ResponsesClient if model.startswith("gpt") else ChatClient
         client = kind(self.gateway.web, model, headers)
@@ -180,7 +180,7 @@ def test_a_session_far_over_its_context_budget_is_never_refused(strict: Strict, 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_session_whose_tool_results_shrink_is_never_refused(strict: Strict, model: str, session: str) -> None:
+def test_a_session_with_shortened_tool_results_is_never_refused(strict: Strict, model: str, session: str) -> None:
     replies = strict.session(model, {"x-session-id": session, "x-session-budget-tokens": "500000"})
     assert {reply.header("x-response-mode") for reply in replies} >= {"raw", "table", "summary"}
     assert all(call.status == 200 for call in strict.provider.calls), "the gateway tried nothing twice"
@@ -197,7 +197,7 @@ def test_a_session_with_required_steps_is_never_refused(strict: Strict, model: s
 
 
 def may_call(body: Json) -> set[str]:
-    """The tools that a request lets the model call."""
+    """Return the tools that a request lets the model call."""
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         return {choice["function"]["name"] if "function" in choice else choice["name"]}

@@ -1,4 +1,4 @@
-"""No suffix and no other spelling of a model's path is a way round a budget, however lenient the provider is."""
+"""No suffix and no other spelling of a model's path bypasses a budget, even if the provider accepts it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ BODIES: dict[str, dict[str, Any]] = {
     "messages": {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10},
     "embeddings": {"model": "m", "input": "hi"},
 }
-#: how a path may be written, so that a lenient provider takes it for the model's own
+#: spellings of a path that a lenient provider treats as the model's own path
 SPELLINGS = (
     *("/v1/{}/", "/v1/{}//", "/v1//{}", "//v1/{}", "/v1/v1/{}", "/{}/", "/{}/x"),
     *("/v1/{}/x", "/v1/{}/x/", "/v1/{}/x/y", "/v1/{}/cancel", "/v1/{}/count_tokens/x", "/v1/{}/x/count_tokens"),
     *("/v1/{}/input_tokens/", "/v1/{}%2f", "/v1/{}%2Fx", "/v1/{}%252f", "/v1/{}%3Fx", "/v1/{}%23x", "/v1/{};x"),
     *("/v1/{}%20", "/v1/{}?x=1", "/v1/{}/x?y=1", "/v1/./{}", "/v1/{}/.", "/v1/{}/../{}", "/v1/x/../{}"),
 )
-#: what belongs to an API of its own, whose answers bill nothing
+#: a path of another API, whose responses bill nothing
 COUNTING = {"responses": "/v1/{}/input_tokens/"}
 
 
 def lenient(connection: Connection) -> None:
-    """A provider that answers whatever it is asked for."""
+    """Respond to any request with usage."""
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
     connection.whole(json.dumps({"id": "1", "usage": usage}).encode())
 
@@ -43,7 +43,7 @@ def written(path: str) -> list[str]:
 
 
 def sent(web: Web, method: str, path: str, body: bytes, session: str) -> Any:
-    """As it stands, which no client library would leave it."""
+    """Send a path unchanged; client libraries would normalize it."""
     head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
     head += f"x-session-id: {session}\r\ncontent-length: {len(body)}\r\n\r\n"
     with connect(web.url) as sock:
@@ -66,7 +66,7 @@ def test_each_spelling_is_metered_or_refused(path: str, method: str, scripted: S
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_body_is_no_way_round_it_with_methods_that_have_none(path: str, scripted: Scripted, session: str) -> None:
+def test_get_and_delete_with_a_body_on_a_model_path_are_refused(path: str, scripted: Scripted, session: str) -> None:
     web, body = scripted.play(lenient), json.dumps(BODIES[path]).encode()
     for method in ("GET", "DELETE"):
         for suffix in ("", "/", "/x"):
@@ -74,7 +74,7 @@ def test_a_body_is_no_way_round_it_with_methods_that_have_none(path: str, script
     assert scripted.upstream.requests == []
 
 
-def test_a_budget_ends_below_the_path_of_a_model_too(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
+def test_a_budget_applies_to_paths_below_a_model_path(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
     upstream = byte_server(lenient)
     web = gateway_server(upstream.url, **{"budget.calls": 2}).web
     answers = [web.post("/v1/chat/completions/x", BODIES["chat/completions"], {"x-session-id": "s"}) for _ in range(3)]
@@ -88,7 +88,7 @@ def test_a_budget_ends_below_the_path_of_a_model_too(byte_server: StartUpstream,
     [("chat/completions/chatcmpl-1", b'{"metadata":{"a":"b"}}'), ("responses/resp_1/cancel", b""),
      ("responses/resp_1/cancel", b"{}")],
 )  # fmt: skip
-def test_what_is_about_an_earlier_answer_is_not_charged_again(
+def test_requests_about_an_earlier_response_are_not_charged_again(
     path: str, body: bytes, scripted: Scripted, session: str
 ) -> None:
     web = scripted.play(lenient)

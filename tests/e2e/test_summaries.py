@@ -1,4 +1,4 @@
-"""Old messages that a model sums up: asked once, paid by the session, sent alike ever after, and never in the way."""
+"""Old messages that a model summarizes: requested once, charged to the session, and unchanged on all later turns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def writer_server() -> Iterator[MockServer]:
 
 @pytest.fixture
 def writer(writer_server: MockServer) -> MockProvider:
-    """The provider of the model that sums up: each answer is `TEXT`, and costs 700 and 30 tokens."""
+    """Return the provider of the summary model: each response is `TEXT` and costs 700 input and 30 output tokens."""
     writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
     script(writer_server.provider, *[Turn(TEXT)] * 5)
     return writer_server.provider
@@ -51,10 +51,10 @@ def script(provider: MockProvider, *turns: Turn) -> None:
 
 
 @pytest.fixture
-def summing(
+def start_with_summaries(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, writer_server: MockServer
 ) -> Start:
-    """Start gateways that sum up, between the built-in provider and another one that writes the summaries."""
+    """Return a function that starts gateways with summaries from a second provider."""
     del mock
 
     def start(writer_url: str = writer_server.url, **flags: Any) -> GatewayThread:
@@ -72,9 +72,9 @@ def summing(
 
 
 @pytest.fixture
-def web(summing: Start, writer: MockProvider) -> Web:
+def web(start_with_summaries: Start, writer: MockProvider) -> Web:
     del writer
-    return summing().web
+    return start_with_summaries().web
 
 
 def ask(web: Web, messages: list[dict[str, Any]], session: str = "s", **headers: str) -> Reply:
@@ -84,7 +84,7 @@ def ask(web: Web, messages: list[dict[str, Any]], session: str = "s", **headers:
 
 
 def sent(provider: MockProvider) -> list[dict[str, Any]]:
-    """The messages of the last call that reached a provider."""
+    """Return the messages of the last call that reached a provider."""
     found: list[dict[str, Any]] = json.loads(provider.calls[-1].body)["messages"]
     return found
 
@@ -94,7 +94,7 @@ def record_of(web: Web, reply: Reply) -> Any:
 
 
 def calls_of(web: Web) -> tuple[Any, Any]:
-    """The records of a call and of its summary."""
+    """Return the records of a call and of its summary."""
     calls = {call["operation"]: call for call in web.get("/api/sessions/s/calls").json["calls"]}
     assert calls.keys() == {"chat", "summary"}
     return calls["chat"], calls["summary"]
@@ -105,7 +105,7 @@ def trimmed(reply: Reply) -> dict[str, int]:
     return {rule: int(count) for rule, count in (part.split("=") for part in shown.split(","))}
 
 
-def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
+def test_old_messages_are_summarized_into_one_message_by_the_configured_model(
     web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     original = agent(12)
@@ -129,7 +129,7 @@ def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
     assert lines[0]["calls"] == [{"name": "list_depot", "arguments": '{"depot": 0}'}]
 
 
-def test_what_a_summary_costs_is_the_sessions_and_is_found_by_itself(
+def test_the_cost_of_a_summary_is_charged_to_the_session_as_its_own_call(
     web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     reply = ask(web, agent(12))
@@ -153,13 +153,13 @@ def test_what_a_summary_costs_is_the_sessions_and_is_found_by_itself(
     assert TEXT not in json.dumps([main, summary])
 
 
-def test_the_summary_is_paid_before_the_call_goes_out(web: Web, mock: MockProvider, writer: MockProvider) -> None:
+def test_the_summary_is_charged_even_if_the_call_fails(web: Web, mock: MockProvider, writer: MockProvider) -> None:
     ask(web, agent(12), x_mock="status=500")
     assert mock.calls[-1].status == 500
     assert web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == 730
 
 
-def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(
+def test_later_turns_keep_the_summary_without_another_request(
     web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     ask(web, agent(12))
@@ -169,7 +169,7 @@ def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(
     assert len(writer.calls) == 1
 
 
-def test_the_next_cut_makes_a_summary_of_the_last_one_and_what_came_since(
+def test_the_next_trim_summarizes_the_last_summary_and_the_newer_messages(
     web: Web, mock: MockProvider, writer: MockProvider
 ) -> None:
     script(writer, Turn(TEXT), Turn("Everything up to depot 12."))
@@ -188,22 +188,24 @@ def test_the_next_cut_makes_a_summary_of_the_last_one_and_what_came_since(
     assert sum("summary of" in str(message["content"]) for message in sent(mock)) == 1
 
 
-def test_another_gateway_on_the_same_store_sends_the_same(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_another_gateway_with_the_same_store_sends_the_same_summary(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    first = summing()
+    first = start_with_summaries()
     ask(first.web, agent(12))
     ask(first.web, agent(13))
     decided = mock.calls[-1].body
     first.stop()
-    second = summing(folder=first.folder)
+    second = start_with_summaries(folder=first.folder)
     ask(second.web, agent(13))
     assert mock.calls[-1].body == decided
     assert len(writer.calls) == 1
 
 
-def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
-    gateway = summing(**{"store.url": "memory://"})
+def test_a_summary_with_a_deleted_text_is_requested_again(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
+) -> None:
+    gateway = start_with_summaries(**{"store.url": "memory://"})
     script(writer, Turn(TEXT), Turn("Another text."))
     ask(gateway.web, agent(12))
     assert gateway.web.send("DELETE", "/api/sessions/s").status == 200
@@ -217,7 +219,7 @@ def without(web: Web, mock: MockProvider, original: list[dict[str, Any]]) -> lis
 
 
 def written(text: str) -> bytes:
-    """A whole answer with this text."""
+    """Return a whole response with this text."""
     message = {"role": "assistant", "content": text}
     return completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
 
@@ -234,16 +236,16 @@ FAILURES: dict[str, Turn | Behaviour] = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_without_a_summary_the_next_strategies_are_used_and_the_record_says_so(
-    summing: Start, mock: MockProvider, writer: MockProvider, failure: str
+def test_if_a_summary_fails_the_next_strategies_are_used_and_noted(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider, failure: str
 ) -> None:
-    plain = summing(**{"context.strategies": [name for name in ORDER if name != "summarize"]})
+    plain = start_with_summaries(**{"context.strategies": [name for name in ORDER if name != "summarize"]})
     expected = without(plain.web, mock, agent(12))
     mock.reset()
     fault = FAILURES[failure]
     writer.behaviour = fault if isinstance(fault, Behaviour) else Behaviour()
     script(writer, *([fault] if isinstance(fault, Turn) else []))
-    web = summing().web
+    web = start_with_summaries().web
     reply = ask(web, agent(12))
     assert reply.status == 200
     assert sent(mock) == expected
@@ -259,10 +261,10 @@ def test_without_a_summary_the_next_strategies_are_used_and_the_record_says_so(
     "answer", [b"word " * 9, written("word " * 3000), completion(choices=[]), completion(choices=[{"message": None}]),
                completion(choices=[{"message": {"content": "no", "refusal": "I will not"}}])],
 )  # fmt: skip
-def test_an_answer_that_is_no_summary_is_paid_and_not_used(
-    summing: Start, mock: MockProvider, byte_server: StartUpstream, answer: bytes
+def test_an_unusable_summary_is_charged_but_not_used(
+    start_with_summaries: Start, mock: MockProvider, byte_server: StartUpstream, answer: bytes
 ) -> None:
-    web = summing(byte_server(lambda connection: connection.whole(answer)).url).web
+    web = start_with_summaries(byte_server(lambda connection: connection.whole(answer)).url).web
     reply = ask(web, agent(12))
     assert reply.status == 200
     assert "summarize" not in trimmed(reply)
@@ -271,21 +273,21 @@ def test_an_answer_that_is_no_summary_is_paid_and_not_used(
     assert reply.totals[2] == mock.billed().total_tokens + summary["usage"]["total_tokens"]
 
 
-def test_where_nothing_else_may_be_done_a_failed_summary_still_refuses_nobody(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_if_the_only_strategy_fails_messages_are_dropped_and_the_call_succeeds(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     writer.behaviour = Behaviour(status=503)
-    web = summing(**{"context.strategies": ["summarize"]}).web
+    web = start_with_summaries(**{"context.strategies": ["summarize"]}).web
     reply = ask(web, agent(12))
     assert reply.status == 200
     assert trimmed(reply).keys() == {"drop"}
 
 
-def test_a_client_that_leaves_meanwhile_pays_for_it_once(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_a_cancelled_summary_is_charged_once(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     writer.behaviour = Behaviour(hang=True)
-    gateway = summing(**{"sessions.on_disconnect": "cancel"})
+    gateway = start_with_summaries(**{"sessions.on_disconnect": "cancel"})
     body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}
     connection = gateway.web.connect()
     connection.request("POST", CHAT, json.dumps(body), {"x-session-id": "s", **BUDGET})
@@ -300,12 +302,12 @@ def test_a_client_that_leaves_meanwhile_pays_for_it_once(
     assert gateway.web.get("/api/sessions/s").json["calls"] == 1
 
 
-def test_of_a_client_that_leaves_meanwhile_the_summary_is_read_to_its_end_and_nothing_else_is_begun(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_a_summary_for_a_disconnected_client_is_drained_and_the_call_not_sent(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
     writer.behaviour = Behaviour(delay=1.5)
     script(writer, Turn(TEXT))
-    gateway = summing()
+    gateway = start_with_summaries()
     body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}
     connection = gateway.web.connect()
     connection.request("POST", CHAT, json.dumps(body), {"x-session-id": "s", **BUDGET})
@@ -318,10 +320,10 @@ def test_of_a_client_that_leaves_meanwhile_the_summary_is_read_to_its_end_and_no
     assert gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == billed
 
 
-def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_without_a_gateway_key_the_summary_model_is_not_called(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing(auth={"auth": "bearer"}).web
+    web = start_with_summaries(auth={"auth": "bearer"}).web
     reply = ask(web, agent(12), authorization="Bearer of-the-caller")
     assert reply.status == 200
     assert writer.calls == []
@@ -329,21 +331,21 @@ def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
     assert record_of(web, reply)["notes"]["summary"] == "none: the gateway has no API key for writer"
 
 
-def test_a_key_that_is_held_is_used_and_nothing_of_the_caller_goes_with_it(
-    summing: Start, mock: MockProvider, writer: MockProvider
+def test_the_summary_model_gets_the_gateway_key_and_no_header_of_the_caller(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
 ) -> None:
-    web = summing(auth={"auth": "bearer", "key": "held-by-the-gateway"}).web
+    web = start_with_summaries(auth={"auth": "bearer", "key": "held-by-the-gateway"}).web
     assert "summarize" in trimmed(ask(web, agent(12), authorization="Bearer of-the-caller", x_secret="of-the-caller"))
     [asked] = writer.calls
     assert asked.header("authorization") == "Bearer held-by-the-gateway"
     assert "of-the-caller" not in str(asked.headers)
 
 
-def test_the_callers_credential_goes_only_where_the_call_itself_goes(
-    summing: Start, mock: MockProvider, mock_server: MockServer
+def test_the_credential_of_the_caller_is_used_for_a_summary_at_the_same_provider(
+    start_with_summaries: Start, mock: MockProvider, mock_server: MockServer
 ) -> None:
     provider = {"base_url": mock_server.url, "auth": "bearer"}
-    gateway = summing(
+    gateway = start_with_summaries(
         **{"providers.own": provider, "default_provider": "own", "models": [], "context.summary": {"model": "small"}}
     )
     reply = ask(gateway.web, agent(12), authorization="Bearer of-the-caller")
@@ -354,8 +356,8 @@ def test_the_callers_credential_goes_only_where_the_call_itself_goes(
     assert reply.totals[2] == mock.billed().total_tokens
 
 
-def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
-    summing: Start, mock: MockProvider, byte_server: StartUpstream
+def test_a_summary_is_retried_with_the_limit_field_that_the_model_requires(
+    start_with_summaries: Start, mock: MockProvider, byte_server: StartUpstream
 ) -> None:
     def play(connection: Any) -> None:
         if b'"max_tokens"' in upstream.requests[-1].body:
@@ -365,7 +367,7 @@ def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
             connection.whole(written(TEXT))
 
     upstream = byte_server(play)
-    web = summing(upstream.url).web
+    web = start_with_summaries(upstream.url).web
     assert "summarize" in trimmed(ask(web, agent(12)))
     assert len(upstream.requests) == 2
     records = web.get("/api/sessions/s/calls").json["calls"]
@@ -373,15 +375,19 @@ def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
     assert sorted(call["status"] for call in records) == [200, 200, 400]
 
 
-def test_without_a_session_there_is_no_summary(summing: Start, mock: MockProvider, writer: MockProvider) -> None:
-    web = summing(**{"sessions.on_missing": "none"}).web
+def test_without_a_session_there_is_no_summary(
+    start_with_summaries: Start, mock: MockProvider, writer: MockProvider
+) -> None:
+    web = start_with_summaries(**{"sessions.on_missing": "none"}).web
     reply = web.post(CHAT, {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}, BUDGET)
     assert reply.status == 200
     assert "summarize" not in trimmed(reply)
     assert writer.calls == []
 
 
-def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: MockProvider, writer: MockProvider) -> None:
+def test_shadow_mode_and_the_trim_endpoint_never_call_a_model(
+    web: Web, mock: MockProvider, writer: MockProvider
+) -> None:
     original = agent(12)
     reply = ask(web, original, x_context_trim="shadow")
     assert sent(mock) == original
@@ -398,9 +404,7 @@ def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: MockProvider
     assert len(writer.calls) == 1
 
 
-def test_a_call_that_a_provider_refuses_for_its_length_may_be_summed_up_too(
-    web: Web, mock: MockProvider, writer: MockProvider
-) -> None:
+def test_a_call_refused_for_its_length_is_summarized(web: Web, mock: MockProvider, writer: MockProvider) -> None:
     body = {"model": "gpt-4o-unheard-of", "messages": agent(30), "tools": TOOLS}
     reply = web.post(CHAT, body, {"x-session-id": "s", "x-mock": "window=4000"})
     assert reply.status == 200
@@ -409,9 +413,7 @@ def test_a_call_that_a_provider_refuses_for_its_length_may_be_summed_up_too(
     assert reply.totals[2] == mock.billed().total_tokens + writer.billed().total_tokens
 
 
-def test_parallel_calls_of_a_session_are_all_answered_and_end_with_one_summary(
-    web: Web, mock: MockProvider, writer: MockProvider
-) -> None:
+def test_parallel_calls_of_a_session_all_use_one_summary(web: Web, mock: MockProvider, writer: MockProvider) -> None:
     texts = [f"Text number {number}." for number in range(4)]
     writer.behaviour = Behaviour(delay=0.2)
     script(writer, *map(Turn, texts))

@@ -1,4 +1,4 @@
-"""Sessions with models that bind thinking to its prefix: trimmed, and never refused for it."""
+"""Sessions with models that bind thinking to its prefix are trimmed and never refused because of thinking."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.support.thinking import BETA
 pytestmark = pytest.mark.long
 
 TURNS = 40
-#: input tokens: the sessions grow to three times as many
+#: Input tokens. The sessions grow to three times this number.
 BUDGET = 12_000
 REFUSED = "bound to a different conversation"
-#: headers of a client that leaves refusals to the gateway, and of one that handles those of what it sent itself
+#: headers of a client that leaves refusals to the gateway, and of a client that handles refusals of its own blocks
 CLIENTS = pytest.mark.parametrize(
     "headers", [{}, {"x-claude-code-session-id": "one"}], ids=["any client", "Claude Code"]
 )
@@ -33,19 +33,19 @@ CLIENTS = pytest.mark.parametrize(
 
 @pytest.fixture
 def claude(mock: MockProvider) -> Iterator[MockProvider]:
-    """The built-in provider with today's rules of Claude models."""
+    """Yield the built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
     mock.claude = ()
 
 
 def refusals(provider: MockProvider) -> int:
-    """Return how many calls the provider refused; each is one internal repair, or an error of the client's."""
+    """Return how many calls the provider refused. Each refusal is an internal repair or an error for the client."""
     return sum(call.status == 400 for call in provider.calls)
 
 
 def sent(provider: MockProvider) -> list[dict[str, Any]]:
-    """Return the bodies that the provider answered."""
+    """Return the bodies that the provider accepted."""
     return [json.loads(call.body) for call in provider.calls if call.status == 200 and call.path == "/v1/messages"]
 
 
@@ -105,18 +105,18 @@ def test_thinking_since_a_trim_is_sent_and_thinking_before_it_is_not(
     assert kept[5] == made[:5]
     trims = [number for number, headers in enumerate(session.headers) if "thinking=" in headers["x-context-trimmed"]]
     first = trims[0]
-    # From the first trim on, blocks that were removed once are never sent again.
+    # From the first trim on, removed blocks are never sent again.
     removed = set(made[:first]) - set(kept[first])
     assert removed
     assert all(removed.isdisjoint(blocks) for blocks in kept[first:])
     assert made[first] in kept[first + 1]
-    # What is sent is an unbroken run of the blocks that were not removed.
+    # The sent blocks are all blocks that were not removed, without gaps.
     for blocks in kept:
         left = [block for block in made if block in blocks]
         assert blocks == left
 
 
-def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why(
+def test_a_call_record_has_the_number_of_removed_thinking_blocks_and_the_reason(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
@@ -130,7 +130,7 @@ def test_the_record_of_a_call_says_how_many_thinking_blocks_were_removed_and_why
     assert records[1] == {"received": records[0]["received"] + 1, "sent": records[0]["sent"] + 1, "reason": "earlier"}
 
 
-def test_the_tokens_received_include_the_thinking_that_is_not_sent(
+def test_the_received_tokens_include_thinking_that_is_not_sent(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
@@ -152,11 +152,11 @@ def test_a_second_worker_sends_the_same_thinking(
     more = play(other.base_url, claude, 3, headers={"x-session-id": "shared"}, messages=session.messages)
     assert (more.errors, refusals(claude)) == ([], 0)
     bodies = sent(claude)
-    # The first message that the second worker sends is what the first worker sent, and more.
+    # The messages of the second worker start with the messages that the first worker sent.
     assert bodies[22]["messages"][: len(bodies[21]["messages"])] == bodies[21]["messages"]
 
 
-def test_a_budget_that_was_raised_does_not_bring_back_what_was_left_out(
+def test_a_raised_budget_does_not_restore_trimmed_messages(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -168,10 +168,10 @@ def test_a_budget_that_was_raised_does_not_bring_back_what_was_left_out(
     assert bodies[22]["messages"][: len(bodies[21]["messages"])] == bodies[21]["messages"]
 
 
-def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refusals(
+def test_a_refused_request_is_repaired_once_and_later_calls_are_accepted(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
-    """The store that knew what was sent is lost, and what the client sends is no longer trimmed."""
+    """The store that knew the sent messages is lost, and the messages of the client are no longer trimmed."""
     one = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(one.base_url, claude, 22)
     one.stop()
@@ -186,10 +186,10 @@ def test_a_refused_request_is_repaired_once_and_the_session_goes_on_without_refu
 
 
 @CLIENTS
-def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_drop_blocks_itself(
+def test_a_provider_that_requires_thinking_of_an_open_tool_round_drops_blocks_itself(
     headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
-    """Claude Code too cannot repair this: the gateway removed the thinking, not the client."""
+    """Claude Code cannot repair this either: the gateway removed the thinking, not the client."""
     claude.claude = tuple(replace(rules, keeps_open_round=True) for rules in CLAUDE_RULES)
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     session = play(gateway.base_url, claude, TURNS, headers=headers)
@@ -202,7 +202,7 @@ def test_a_provider_that_wants_the_thinking_of_an_open_tool_round_is_told_to_dro
 @pytest.mark.parametrize(
     "headers", [{"x-claude-code-session-id": "one"}, {"anthropic-beta": BETA, "x-own": "block_binding"}], ids=["Claude Code", "block_binding"]
 )  # fmt: skip
-def test_a_client_that_handles_refusals_itself_gets_them(
+def test_a_client_that_handles_refusals_itself_receives_them(
     headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -217,7 +217,7 @@ def test_a_client_that_handles_refusals_itself_gets_them(
     assert refusals(claude) == 1
 
 
-def test_a_client_that_changed_its_history_is_helped_once(
+def test_a_changed_history_is_repaired_once(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -228,7 +228,7 @@ def test_a_client_that_changed_its_history_is_helped_once(
 
 
 @CLIENTS
-def test_a_model_that_no_table_lists_as_binding_is_repaired_and_remembered(
+def test_a_model_not_listed_as_binding_is_repaired_once_and_remembered(
     headers: dict[str, str], gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider, tmp_path: Any
 ) -> None:
     families = tmp_path / "families.yaml"
@@ -297,10 +297,10 @@ def test_a_chat_session_that_is_translated_for_claude_keeps_its_thinking_valid(
     assert thinking(sent(claude)[-1]["messages"])
 
 
-def test_a_fallback_and_the_way_back_send_no_thinking_that_was_created_after_other_messages(
+def test_a_fallback_and_the_return_send_no_thinking_with_another_prefix(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
-    """Both providers stand for one account; the first one is unwell for some calls."""
+    """Both providers represent one account. The first one fails for some calls."""
     spare = MockProvider(claude=CLAUDE_RULES)
     spare.prefix_memory = claude.prefix_memory
     row = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
@@ -330,10 +330,10 @@ def test_a_fallback_and_the_way_back_send_no_thinking_that_was_created_after_oth
 
 
 @pytest.mark.parametrize("kind", ["between_tools", "disabled"])
-def test_a_provider_is_not_asked_to_drop_blocks_in_a_request_that_cannot_ask_for_it(
+def test_a_request_that_cannot_carry_block_binding_is_not_repaired(
     kind: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
-    """The refusal reaches the client as it was, and nothing of it is kept for the conversation."""
+    """The refusal reaches the client unchanged, and nothing is stored for the conversation."""
     text = (
         "messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `text`. When `thinking` is "
         "enabled, a final `assistant` message must start with a thinking block."
@@ -357,7 +357,7 @@ def test_a_provider_is_not_asked_to_drop_blocks_in_a_request_that_cannot_ask_for
     assert len(upstream.requests) == 1
 
 
-def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
+def test_a_mode_that_changes_with_every_call_removes_no_thinking(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url)
@@ -370,10 +370,10 @@ def test_a_mode_that_changes_with_every_call_costs_no_thinking_however_often(
     assert refusals(claude) == 0
 
 
-def test_the_provider_drops_refused_blocks_itself_where_newer_ones_are_valid(
+def test_the_provider_drops_refused_blocks_itself_if_newer_blocks_are_valid(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
-    """What the session remembers of removed thinking is damaged; what was sent since the last trim is not."""
+    """The stored list of removed thinking is damaged, but what was sent since the last trim is intact."""
     gateway = gateway_server(mock_server.url, **{"context.budget": BUDGET})
     headers = {"x-session-id": "damaged"}
     session = play(gateway.base_url, claude, 19, headers=headers)

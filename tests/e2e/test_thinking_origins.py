@@ -1,4 +1,4 @@
-"""A conversation whose thinking is bound to an account, across a fallback and a switch of the model."""
+"""A conversation with thinking that is bound to an account, across a fallback and a change of the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def both(
 
 
 def talk(thoughts: int, task: str = "Think well.") -> list[dict[str, Any]]:
-    """A conversation after so many answers, each with its thinking."""
+    """Return a conversation after this number of responses with thinking."""
     found: list[dict[str, Any]] = [{"role": "user", "content": task}]
     for number in range(thoughts):
         thinking = {"type": "thinking", "thinking": "hm", "signature": f"c2ln{number}"}
@@ -65,7 +65,7 @@ def unread(gateway: GatewayThread, reply: Reply) -> list[tuple[int, str, str]]:
     return [(one["blocks"], one["reason"], f"{one['provider']}/{one['model']}") for one in found]
 
 
-def test_a_conversation_stays_with_the_provider_that_made_its_newest_thinking(
+def test_a_conversation_stays_with_the_provider_of_its_newest_thinking(
     both: GatewayThread, mock: MockProvider, second: MockServer
 ) -> None:
     assert unread(both, ask(both, talk(0))) == []
@@ -85,7 +85,9 @@ def test_a_conversation_stays_with_the_provider_that_made_its_newest_thinking(
     assert unread(both, returned) == [(2, "provider", f"second/{SONNET}")]
 
 
-def test_another_conversation_of_the_session_goes_where_it_always_goes(both: GatewayThread, mock: MockProvider) -> None:
+def test_another_conversation_of_the_session_uses_the_configured_provider(
+    both: GatewayThread, mock: MockProvider
+) -> None:
     mock.behaviour = Behaviour(status=529)
     ask(both, talk(1))
     mock.behaviour = Behaviour()
@@ -93,14 +95,14 @@ def test_another_conversation_of_the_session_goes_where_it_always_goes(both: Gat
     assert record_of(both, other)["provider"] == "upstream"
 
 
-def test_thinking_that_any_account_reads_keeps_no_conversation_away(both: GatewayThread, mock: MockProvider) -> None:
+def test_thinking_readable_by_any_account_does_not_pin_the_provider(both: GatewayThread, mock: MockProvider) -> None:
     mock.behaviour = Behaviour(status=529)
     assert unread(both, ask(both, talk(1), OPUS)) == []
     mock.behaviour = Behaviour()
     assert record_of(both, ask(both, talk(2), OPUS))["provider"] == "upstream"
 
 
-def test_a_switch_of_the_model_says_how_many_blocks_it_cannot_read(both: GatewayThread, mock: MockProvider) -> None:
+def test_a_change_of_the_model_reports_the_unreadable_blocks(both: GatewayThread, mock: MockProvider) -> None:
     ask(both, talk(0), OPUS)
     ask(both, talk(1), OPUS)
     assert unread(both, ask(both, talk(2))) == [(2, "model", f"upstream/{OPUS}")]
@@ -110,7 +112,7 @@ def test_a_switch_of_the_model_says_how_many_blocks_it_cannot_read(both: Gateway
     assert sent == talk(4), "the blocks stay in the conversation"
 
 
-def test_a_conversation_without_thinking_is_remembered_nowhere(both: GatewayThread) -> None:
+def test_a_conversation_without_thinking_reports_no_unread_blocks(both: GatewayThread) -> None:
     body = {"model": SONNET, "max_tokens": 50, "messages": talk(0)}
     reply = both.web.post("/v1/messages", body, {"x-session-id": "s"})
     assert unread(both, reply) == []

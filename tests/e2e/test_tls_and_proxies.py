@@ -1,4 +1,4 @@
-"""The way to a provider: its certificate, authorities of one's own, and proxies that the environment names."""
+"""Connections to a provider: its TLS certificate, private authorities, and proxies from the environment."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk
 from tests.support.web import HI, Reply, Web, chat_bytes, connect
 
 KEY = "provider-0123456789abcdef"
-#: a name that only the proxy knows the address of
+#: a host name whose address only the proxy knows
 NAME = "provider.test"
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 and NAME that is its own authority, its key in the same file."""
+    """Return a certificate for 127.0.0.1 and NAME that is its own authority, with its key in the same file."""
     file = tmp_path_factory.mktemp("tls") / "server.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
     words += ["-addext", f"subjectAltName=IP:127.0.0.1,DNS:{NAME}", "-keyout", str(file), "-out", f"{file}.crt"]
@@ -37,7 +37,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def provider(certificate: Path) -> Iterator[ByteServer]:
-    """A provider that speaks TLS."""
+    """Yield a provider that uses TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with ByteServer(answer, tls=context) as server:
@@ -60,7 +60,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(gateway_server: StartGateway) -> Callable[..., GatewayThread]:
-    """A gateway that holds a key of the provider at this address and has these TLS settings."""
+    """Return a function that starts a gateway with a key for the provider at a URL, and with TLS settings."""
 
     def run(url: str, **tls: object) -> GatewayThread:
         row = {"base_url": url, "key": KEY, "retries": 0, "tls": tls}
@@ -83,7 +83,7 @@ def refused(reply: Reply) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_authority_of_ones_own_is_trusted(
+def test_a_configured_authority_is_trusted(
     stream: bool, provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
 ) -> None:
     reply = chat(start(provider.url, ca_file=str(certificate)).web, stream=stream)
@@ -91,7 +91,7 @@ def test_an_authority_of_ones_own_is_trusted(
     assert provider.requests[0].header("authorization") == f"Bearer {KEY}"
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_and_gets_no_key(
+def test_an_untrusted_certificate_is_refused_and_gets_no_key(
     provider: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     assert "TLS failed" in refused(chat(start(provider.url).web))
@@ -106,13 +106,15 @@ def test_a_certificate_for_another_name_is_refused(
     assert provider.requests == []
 
 
-def test_it_is_not_looked_at_where_that_is_wished(provider: ByteServer, start: Callable[..., GatewayThread]) -> None:
+def test_the_certificate_is_not_verified_if_verify_is_off(
+    provider: ByteServer, start: Callable[..., GatewayThread]
+) -> None:
     assert chat(start(provider.url, verify=False).web).status == 200
 
 
 @pytest.mark.parametrize("size", [1_000_000, 4_000_000])
 @pytest.mark.parametrize("framing", ["length", "end"])
-def test_a_large_answer_is_whole_whose_sender_closes_behind_it(
+def test_a_large_response_is_complete_if_the_sender_closes_after_it(
     framing: str, size: int, provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
 ) -> None:
     body = completion(padding="x" * size)
@@ -126,7 +128,7 @@ def test_a_large_answer_is_whole_whose_sender_closes_behind_it(
     assert reply.totals == (50, 25, 75)
 
 
-def test_a_large_stream_is_whole_whose_sender_closes_behind_it_and_whose_reader_is_slow(
+def test_a_large_stream_to_a_slow_reader_is_complete_if_the_sender_closes_after_it(
     provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
 ) -> None:
     body = chunk("x" * 1000) * 8_000 + usage_chunk() + DONE
@@ -147,7 +149,7 @@ def test_a_large_stream_is_whole_whose_sender_closes_behind_it_and_whose_reader_
 
 
 def tunnel_to(target: ByteServer) -> Callable[[Connection], None]:
-    """A proxy that connects every CONNECT to one server, whatever the name."""
+    """Return a proxy script that connects every CONNECT to one server, for any host name."""
 
     def script(connection: Connection) -> None:
         port = int(target.url.rpartition(":")[2])
@@ -177,26 +179,26 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 @pytest.fixture
 def proxy(provider: ByteServer, byte_server: StartUpstream) -> ByteServer:
-    """A proxy behind which the provider is."""
+    """Return a proxy in front of the provider."""
     return byte_server(tunnel_to(provider))
 
 
 @pytest.fixture
-def trusting(start: Callable[..., GatewayThread], certificate: Path) -> Callable[[str], GatewayThread]:
-    """A gateway that trusts the provider's certificate."""
+def start_trusting(start: Callable[..., GatewayThread], certificate: Path) -> Callable[[str], GatewayThread]:
+    """Return a function that starts a gateway that trusts the provider's certificate."""
     return lambda url: start(url, ca_file=str(certificate))
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy"])
-def test_a_proxy_is_asked_for_a_tunnel_and_sees_nothing_of_what_goes_through(
+def test_a_proxy_gets_only_a_connect_request(
     variable: str,
     provider: ByteServer,
     proxy: ByteServer,
-    trusting: Callable[[str], GatewayThread],
+    start_trusting: Callable[[str], GatewayThread],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(variable, proxy.url)
-    web = trusting(f"https://{NAME}/v1").web
+    web = start_trusting(f"https://{NAME}/v1").web
     for stream in (False, True):
         reply = chat(web, stream=stream)
         assert (reply.status, reply.totals[2]) == (200, 30 if stream else 15)
@@ -206,7 +208,7 @@ def test_a_proxy_is_asked_for_a_tunnel_and_sees_nothing_of_what_goes_through(
         assert (sent.header("host"), sent.path) == (NAME, "/v1/chat/completions")
 
 
-def test_the_certificate_is_the_providers_and_not_the_proxys_to_show(
+def test_an_untrusted_certificate_behind_a_proxy_is_refused(
     provider: ByteServer,
     proxy: ByteServer,
     start: Callable[..., GatewayThread],
@@ -217,36 +219,36 @@ def test_the_certificate_is_the_providers_and_not_the_proxys_to_show(
     assert provider.requests == []
 
 
-def test_a_name_in_no_proxy_is_called_directly(
+def test_a_host_in_no_proxy_is_called_directly(
     provider: ByteServer,
     proxy: ByteServer,
-    trusting: Callable[[str], GatewayThread],
+    start_trusting: Callable[[str], GatewayThread],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy.url)
     monkeypatch.setenv("NO_PROXY", "other.example,127.0.0.1")
-    assert chat(trusting(provider.url).web).status == 200
+    assert chat(start_trusting(provider.url).web).status == 200
     assert proxy.connections == 0
     monkeypatch.setenv("NO_PROXY", "other.example")
-    assert chat(trusting(provider.url).web).status == 200
+    assert chat(start_trusting(provider.url).web).status == 200
     assert proxy.connections == 1
 
 
-def test_a_proxy_gets_its_own_credential_and_only_the_proxy_does(
+def test_the_proxy_credential_is_sent_only_to_the_proxy(
     provider: ByteServer,
     proxy: ByteServer,
-    trusting: Callable[[str], GatewayThread],
+    start_trusting: Callable[[str], GatewayThread],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://me:secret@"))
-    assert chat(trusting(f"https://{NAME}/v1").web).status == 200
+    assert chat(start_trusting(f"https://{NAME}/v1").web).status == 200
     basic = base64.b64encode(b"me:secret").decode()
     assert proxy.requests[0].header("proxy-authorization") == f"Basic {basic}"
     assert provider.requests[0].header("proxy-authorization") is None
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_a_proxy_that_does_not_let_through_is_an_error_that_names_no_credential(
+def test_a_failing_proxy_is_an_error_without_the_credential(
     speaks: bool,
     byte_server: StartUpstream,
     start: Callable[..., GatewayThread],

@@ -1,4 +1,4 @@
-"""Steps on models whose thinking is bound to the list of tools: system messages withdraw what a step does not allow."""
+"""Steps on models whose thinking is bound to the tool list: system messages withdraw disallowed tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.gateways import GatewayThread
 
 TURNS = 40
 BUDGET = 12_000
-#: The model uses these tools in turn, and each step allows only the one whose turn it is.
+#: The model uses these tools in turn, and each step allows only the next tool.
 ORDER = ("read", "search", "edit", "run")
 STEPS: list[dict[str, Any]] = [
     *(
@@ -32,14 +32,14 @@ BETA = "mid-conversation-tool-changes-2026-07-01"
 
 @pytest.fixture
 def claude(mock: MockProvider) -> Iterator[MockProvider]:
-    """The built-in provider with today's rules of Claude models."""
+    """Yield the built-in provider with today's rules of Claude models."""
     mock.claude = CLAUDE_RULES
     yield mock
     mock.claude = ()
 
 
 def bodies(provider: MockProvider, status: int = 200) -> list[dict[str, Any]]:
-    """Return the bodies of the calls that the provider answered with this status."""
+    """Return the bodies of the calls to which the provider responded with this status."""
     return [json.loads(call.body) for call in provider.calls if call.status == status and call.path == "/v1/messages"]
 
 
@@ -74,7 +74,7 @@ def in_turn(start: int, count: int) -> list[list[str]]:
     ],
     ids=["untrimmed", "streamed", "context budget", "session budget"],
 )
-def test_each_call_offers_the_tools_of_its_step_and_the_list_and_thinking_stay(
+def test_each_call_offers_the_tools_of_its_step_with_unchanged_list_and_thinking(
     settings: Mapping[str, object], options: Mapping[str, Any], model: str, *, gateway_server: StartGateway,
     mock_server: MockServer, claude: MockProvider,
 ) -> None:  # fmt: skip
@@ -87,7 +87,7 @@ def test_each_call_offers_the_tools_of_its_step_and_the_list_and_thinking_stay(
     if not settings:
         assert all("thinking=" not in headers["x-context-trimmed"] for headers in session.headers)
         for before, after in pairwise(plain(body) for body in sent):
-            # What was sent before stays as it is, so the provider's prompt cache holds.
+            # Earlier messages are unchanged, so the provider's prompt cache remains valid.
             assert after[: len(before)] == before
 
 
@@ -96,7 +96,7 @@ def plain(body: Mapping[str, Any]) -> list[bytes]:
     return [outline_of(encode(message)).identity for message in body["messages"]]
 
 
-def test_another_worker_repeats_the_changes_of_the_first(
+def test_another_worker_sends_the_same_tool_changes(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     headers = {"x-session-id": "shared"}
@@ -110,7 +110,7 @@ def test_another_worker_repeats_the_changes_of_the_first(
     assert [offered(body) for body in bodies(claude)[6:]] == in_turn(6, 4)
 
 
-def test_a_session_that_leaves_its_steps_is_offered_all_tools_again(
+def test_a_session_without_steps_is_offered_all_tools_again(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     headers = {"x-session-id": "shared"}
@@ -123,7 +123,7 @@ def test_a_session_that_leaves_its_steps_is_offered_all_tools_again(
     assert [sorted(offered(body)) for body in bodies(claude)[5:]] == [sorted(ORDER)] * 3
 
 
-def test_a_message_of_the_user_after_a_call_that_failed_moves_the_change(
+def test_a_user_message_after_a_failed_call_moves_the_tool_change(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
@@ -139,7 +139,7 @@ def test_a_message_of_the_user_after_a_call_that_failed_moves_the_change(
     assert [offered(body) for body in bodies(claude)[-2:]] == in_turn(2, 2)
 
 
-def test_a_host_that_knows_no_such_messages_is_found_out_once(
+def test_a_host_without_support_for_tool_changes_is_learned_once(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     claude.claude = tuple(replace(rules, tool_changes=False) for rules in CLAUDE_RULES)
@@ -152,7 +152,7 @@ def test_a_host_that_knows_no_such_messages_is_found_out_once(
     assert all(note["step_tools"].startswith("offered although not due or not allowed: ") for note in notes)
 
 
-def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
+def test_a_tool_change_with_too_many_names_is_not_made_and_noted(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     more = [{**TOOLS[0], "name": f"tool_{number}_".ljust(120, "x")} for number in range(150)]
@@ -167,7 +167,7 @@ def test_a_change_that_would_withdraw_too_many_names_is_not_made_and_noted(
     )
 
 
-def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says_so(
+def test_a_conversation_that_ends_with_an_assistant_message_keeps_its_tools(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
@@ -178,7 +178,7 @@ def test_a_conversation_that_ends_with_the_model_keeps_its_tools_and_a_note_says
     assert notes_of_last(gateway, "s")["tool_changes"] == ("tools unchanged: they can change only after a user message")
 
 
-def test_a_client_that_changes_tools_itself_is_left_to_it(
+def test_tool_changes_of_the_client_are_kept(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
@@ -192,7 +192,7 @@ def test_a_client_that_changes_tools_itself_is_left_to_it(
     assert [offered(body) for body in bodies(claude)] == [["read", "search", "edit"]] * 3
 
 
-def test_two_conversations_of_a_session_have_changes_of_their_own(
+def test_two_conversations_of_a_session_have_separate_tool_changes(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS)
@@ -206,7 +206,7 @@ def test_two_conversations_of_a_session_have_changes_of_their_own(
     assert offered(bodies(claude)[5]) == ["read"]
 
 
-def test_a_change_before_a_response_of_nothing_but_thinking_stays_valid_when_that_is_trimmed(
+def test_a_tool_change_before_a_trimmed_thinking_only_response_stays_valid(
     gateway_server: StartGateway, mock_server: MockServer, claude: MockProvider
 ) -> None:
     gateway = gateway_server(mock_server.url, steps=STEPS, **{"context.budget": BUDGET})

@@ -1,4 +1,4 @@
-"""Clients of one format and providers of another: official SDKs, `adapter: litellm`, the built-in provider behind it."""
+"""Translate between formats: official SDKs, `adapter: litellm`, and the built-in provider as the upstream."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk
 from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import connect, read_until
 
-#: of a chat client and of a responses client, both ways
+#: models for a chat client and a responses client, in both directions
 MODELS = ["claude/claude-sonnet-4-5", "gpt/gpt-4o"]
 FAR_END = {"claude/claude-sonnet-4-5": "/v1/messages", "gpt/gpt-4o": "/v1/chat/completions"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 HI: list[Any] = [{"role": "user", "content": "What about the weather?"}]
-#: litellm has pydantic say this; outside of tests it is not heard
+#: pydantic warns about litellm; users do not see this
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Accessing the"),
     pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier"),
@@ -53,7 +53,7 @@ def translating_server(mock_server: MockServer, tmp_path_factory: pytest.TempPat
 
 @dataclass(frozen=True)
 class Bench:
-    """A client of each kind for one session, the gateway between, and the far end."""
+    """A client of each kind for one session, the gateway, and the upstream provider."""
 
     gateway: GatewayThread
     mock: MockProvider
@@ -85,7 +85,7 @@ def bench(translating_server: GatewayThread, mock: MockProvider, session: str) -
 
 
 def totals(gateway: GatewayThread | GatewayProcess, session: str) -> tuple[int, int]:
-    """Input and output of a session."""
+    """Return input and output tokens of a session."""
     reply = gateway.web.get(f"/api/sessions/{session}")
     if reply.status == 404:
         return 0, 0
@@ -101,7 +101,7 @@ def billed(mock: MockProvider) -> tuple[int, int]:
 
 
 @models
-def test_a_chat_client_gets_a_whole_answer(bench: Bench, model: str) -> None:
+def test_a_chat_client_gets_a_response(bench: Bench, model: str) -> None:
     raw = bench.chat.chat.completions.with_raw_response.create(model=model, messages=HI, max_tokens=50)
     answer = raw.parse()
     assert answer.choices[0].message.content == "You said: What about the weather?"
@@ -129,7 +129,7 @@ def test_a_chat_client_gets_a_stream(bench: Bench, model: str, asked: bool) -> N
 
 @models
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_client_calls_tools_and_brings_their_results(bench: Bench, model: str, stream: bool) -> None:
+def test_a_chat_client_calls_tools_and_returns_their_results(bench: Bench, model: str, stream: bool) -> None:
     tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
     asked: dict[str, Any] = {"model": model, "tools": tools, "max_tokens": 50}
     if stream:
@@ -157,13 +157,13 @@ def test_a_chat_client_gets_structured_output(bench: Bench, model: str) -> None:
     assert json.dumps(SCHEMA["properties"]) in json.dumps(
         sent["output_format" if "claude" in model else "response_format"]
     )
-    if "gpt" in model:  # Anthropic's part of the built-in provider answers in free text
+    if "gpt" in model:  # Anthropic's part of the built-in provider responds with free text
         assert json.loads(answer.choices[0].message.content or "") == {"city": "sample city"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("client", ["chat", "messages"])
-def test_tokens_that_anthropic_caches_are_inside_the_input_and_counted_once(
+def test_cached_tokens_of_anthropic_are_part_of_the_input_and_counted_once(
     bench: Bench, client: str, stream: bool
 ) -> None:
     cached = {"type": "text", "text": "Know this: " + "word " * 2000, "cache_control": {"type": "ephemeral"}}
@@ -180,7 +180,7 @@ def test_tokens_that_anthropic_caches_are_inside_the_input_and_counted_once(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_client_gets_an_answer(bench: Bench, stream: bool) -> None:
+def test_a_completions_client_gets_a_response(bench: Bench, stream: bool) -> None:
     for model in MODELS:
         answer: Any = bench.chat.completions.create(model=model, prompt="Say hi", max_tokens=50, stream=stream)
         parts = list(answer) if stream else [answer]
@@ -188,7 +188,7 @@ def test_a_text_client_gets_an_answer(bench: Bench, stream: bool) -> None:
     assert bench.billed == bench.totals > (0, 0)
 
 
-def test_embeddings_are_passed_and_metered(bench: Bench) -> None:
+def test_embeddings_are_forwarded_and_metered(bench: Bench) -> None:
     answer = bench.chat.embeddings.create(model="gpt/text-embedding-3-small", input=["one", "two words"])
     assert len(answer.data) == 2
     assert isinstance(answer.data[0].embedding[0], float)
@@ -200,7 +200,7 @@ def test_embeddings_are_passed_and_metered(bench: Bench) -> None:
 
 @models
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_messages_client_gets_an_answer(bench: Bench, model: str, stream: bool) -> None:
+def test_a_messages_client_gets_a_response(bench: Bench, model: str, stream: bool) -> None:
     asked: dict[str, Any] = {"model": model, "messages": HI, "max_tokens": 50, "system": "Be brief."}
     if stream:
         with bench.claude.messages.stream(**asked) as events:
@@ -215,7 +215,7 @@ def test_a_messages_client_gets_an_answer(bench: Bench, model: str, stream: bool
 
 @models
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_messages_client_uses_tools_and_brings_their_results(bench: Bench, model: str, stream: bool) -> None:
+def test_a_messages_client_uses_tools_and_returns_their_results(bench: Bench, model: str, stream: bool) -> None:
     tools: Any = [{"name": "get_weather", "description": "It.", "input_schema": SCHEMA}]
     asked: dict[str, Any] = {"model": model, "max_tokens": 50, "tools": tools}
     if stream:
@@ -235,7 +235,7 @@ def test_a_messages_client_uses_tools_and_brings_their_results(bench: Bench, mod
 
 
 @models
-def test_what_claude_code_sends_besides_does_not_stop_a_call(bench: Bench, model: str) -> None:
+def test_extra_fields_of_claude_code_do_not_fail_a_call(bench: Bench, model: str) -> None:
     more: Any = {
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "metadata": {"user_id": json.dumps({"session_id": "s"})},
@@ -251,7 +251,7 @@ def test_what_claude_code_sends_besides_does_not_stop_a_call(bench: Bench, model
 
 
 def arrived(bench: Bench, model: str, **fields: Any) -> Any:
-    """What reaches the provider of a messages call with these fields."""
+    """Return the body that reaches the provider for a Messages call with these fields."""
     bench.claude.messages.create(**{"model": model, "messages": HI, "max_tokens": 4000, **fields})
     return json.loads(bench.mock.calls[-1].body)
 
@@ -274,7 +274,7 @@ TOOL = {"name": "get", "input_schema": {"type": "object"}}
 
 
 @models
-def test_documents_of_text_and_search_results_reach_the_model(bench: Bench, model: str) -> None:
+def test_text_documents_and_search_results_reach_the_model(bench: Bench, model: str) -> None:
     sent = arrived(bench, model, **user({**TEXT, "cache_control": {"type": "ephemeral"}}, PARTS, SAID, FOUND))
     texts = [part["text"] for part in sent["messages"][0]["content"]]
     assert texts == ["A", "in a text", "in parts", "B", "said", "C\nD", "found"]
@@ -285,7 +285,7 @@ def test_documents_of_text_and_search_results_reach_the_model(bench: Bench, mode
     assert b'"found"' in bench.mock.calls[-1].body
 
 
-def test_a_pdf_reaches_a_provider_of_openais_format_as_a_file_and_anthropic_as_a_document(bench: Bench) -> None:
+def test_a_pdf_is_sent_to_openai_as_a_file_and_to_anthropic_as_a_document(bench: Bench) -> None:
     sent = arrived(bench, MODELS[1], **user(PDF, {"type": "text", "text": "x"}))
     file = {"filename": "document.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
     assert sent["messages"][0]["content"][0] == {"type": "file", "file": file}
@@ -303,26 +303,26 @@ def test_a_pdf_reaches_a_provider_of_openais_format_as_a_file_and_anthropic_as_a
         {"extra_body": {"compaction": {"type": "summarize"}}},
     ],
 )
-def test_what_only_anthropic_keeps_or_does_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
+def test_features_that_only_anthropic_has_are_refused_for_other_providers(bench: Bench, fields: dict[str, Any]) -> None:
     with pytest.raises(anthropic.BadRequestError):
         arrived(bench, MODELS[1], **fields)
     assert bench.mock.calls == []
 
 
 @models
-def test_one_tool_at_a_time_is_kept(bench: Bench, model: str) -> None:
+def test_disabled_parallel_tool_use_is_translated(bench: Bench, model: str) -> None:
     choice = {"type": "any", "disable_parallel_tool_use": True}
     sent = arrived(bench, model, tools=[TOOL], tool_choice=choice)
     assert (sent["tool_choice"] == choice) if model == MODELS[0] else (sent["parallel_tool_calls"] is False)
 
 
 @pytest.mark.parametrize(("name", "sent"), [("u1", "u1"), ("u" * 65, hashlib.sha256(b"u" * 65).hexdigest())])
-def test_the_name_of_a_user_is_no_longer_than_openai_takes(bench: Bench, name: str, sent: str) -> None:
+def test_a_user_id_too_long_for_openai_is_hashed(bench: Bench, name: str, sent: str) -> None:
     assert arrived(bench, MODELS[1], metadata={"user_id": name})["user"] == sent
     assert arrived(bench, MODELS[0], metadata={"user_id": name})["metadata"] == {"user_id": name}
 
 
-def test_thinking_of_earlier_turns_goes_only_to_those_who_know_it(bench: Bench) -> None:
+def test_earlier_thinking_is_sent_only_to_anthropic(bench: Bench) -> None:
     thought = [{"type": "thinking", "thinking": "hm", "signature": "SIG"}, USE]
     result = {"type": "tool_result", "tool_use_id": "t", "content": "one"}
     turns = [CALL[0], {"role": "assistant", "content": thought}, *user(result)["messages"]]
@@ -343,13 +343,13 @@ def test_thinking_of_earlier_turns_goes_only_to_those_who_know_it(bench: Bench) 
         ("gpt/gpt-4o", {"thinking": {"type": "disabled"}}, None),
     ],
 )
-def test_how_hard_to_think_is_said_where_the_model_can(
+def test_the_reasoning_effort_is_sent_only_to_models_that_support_it(
     bench: Bench, model: str, fields: dict[str, Any], effort: str | None
 ) -> None:
     assert arrived(bench, model, extra_body=fields).get("reasoning_effort") == effort
 
 
-def test_the_empty_text_beside_tool_calls_is_nothing_that_the_model_reads(bench: Bench) -> None:
+def test_the_empty_text_next_to_tool_calls_is_dropped(bench: Bench) -> None:
     call = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
     turns: list[Any] = [
         {"role": "user", "content": "q"},
@@ -374,7 +374,7 @@ SIGNED = {"type": "thinking", "thinking": "hm", "signature": "SIG"}
         ("claude/claude-opus-4-6", {"content": "ok"}, "adaptive"),
     ],
 )
-def test_claude_is_not_told_to_think_in_a_turn_that_began_without_its_thoughts(
+def test_thinking_is_not_enabled_in_a_turn_that_started_without_thinking(
     bench: Bench, model: str, message: dict[str, Any], kind: str | None
 ) -> None:
     call = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
@@ -390,7 +390,7 @@ def test_claude_is_not_told_to_think_in_a_turn_that_began_without_its_thoughts(
     assert "thinking" in json.loads(bench.mock.calls[-1].body), "the next turn is another"
 
 
-def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
+def test_audio_that_the_provider_does_not_support_is_refused(bench: Bench) -> None:
     part = {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}}
     said: list[Any] = [{"role": "user", "content": [part]}]
     with pytest.raises(openai.BadRequestError, match="input_audio"):
@@ -398,10 +398,10 @@ def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
     assert bench.mock.calls == []
 
 
-def test_a_model_shared_by_format_is_translated_for_those_clients_alone_that_need_it(
+def test_a_model_with_two_providers_is_translated_only_for_formats_that_need_it(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
-    """The pair that docs/guides/providers.md shows."""
+    """Use the pair of providers that docs/guides/providers.md shows."""
     far_end = byte_server(lambda connection: connection.whole(claude_message({"type": "text", "text": "ok"})))
     pair: dict[str, Any] = {
         "anthropic": {"base_url": f"{far_end.url}/v1", "key": "sk-a", "dialects": ["messages"]},
@@ -429,7 +429,7 @@ def test_a_model_shared_by_format_is_translated_for_those_clients_alone_that_nee
 
 @models
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_responses_client_gets_an_answer(bench: Bench, model: str, stream: bool) -> None:
+def test_a_responses_client_gets_a_response(bench: Bench, model: str, stream: bool) -> None:
     asked: dict[str, Any] = {
         "model": model, "instructions": "Be brief.", "input": "What about the weather?", "store": False,
         "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
@@ -448,7 +448,7 @@ def test_a_responses_client_gets_an_answer(bench: Bench, model: str, stream: boo
 
 @models
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_responses_client_calls_functions_and_brings_their_results(bench: Bench, model: str, stream: bool) -> None:
+def test_a_responses_client_calls_functions_and_returns_their_results(bench: Bench, model: str, stream: bool) -> None:
     tools: Any = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}]
     asked: dict[str, Any] = {"model": model, "tools": tools}
     if stream:
@@ -466,7 +466,7 @@ def test_a_responses_client_calls_functions_and_brings_their_results(bench: Benc
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_claude_thinks_on_where_a_responses_client_brings_its_thoughts_back(bench: Bench, kept: bool) -> None:
+def test_claude_keeps_thinking_if_a_responses_client_sends_its_reasoning_back(bench: Bench, kept: bool) -> None:
     reasoning: Any = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]}
     if kept:
         reasoning["encrypted_content"] = json.dumps([SIGNED])
@@ -480,15 +480,15 @@ def test_claude_thinks_on_where_a_responses_client_brings_its_thoughts_back(benc
     assert (sent["messages"][1]["content"][0] == SIGNED) == ("thinking" in sent) == kept
 
 
-def test_a_reference_to_what_is_kept_elsewhere_is_refused(bench: Bench) -> None:
+def test_a_previous_response_id_is_refused_for_a_translated_provider(bench: Bench) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         bench.chat.responses.create(model=MODELS[0], input="hi", previous_response_id="resp_1")
     assert bench.mock.calls == []
 
 
 @models
-def test_a_socket_remembers_what_a_translated_provider_does_not_keep(bench: Bench, model: str) -> None:
-    """The client leaves `store` at its default, as OpenAI's keeps answers."""
+def test_a_websocket_remembers_responses_that_a_translated_provider_does_not_store(bench: Bench, model: str) -> None:
+    """The client leaves `store` at its default, which means that OpenAI stores responses."""
     url, previous = bench.gateway.url.replace("http", "ws") + "/v1/responses", None
     with connect_socket(url, additional_headers={"x-session-id": bench.session}) as socket:
         for text in ("one", "two"):
@@ -503,7 +503,7 @@ def test_a_socket_remembers_what_a_translated_provider_does_not_keep(bench: Benc
     assert bench.billed == bench.totals
 
 
-def test_calls_that_cannot_be_translated_close_the_provider_for_nobody(
+def test_untranslatable_calls_do_not_open_the_circuit(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider
 ) -> None:
     rows = providers(mock_server.url, breaker={"failures": 3})
@@ -527,7 +527,7 @@ ERRORS = [
 @models
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: str(error[0]))
-def test_a_refusal_reaches_the_client_as_the_error_class_of_its_sdk(
+def test_an_error_reaches_the_client_as_the_error_class_of_its_sdk(
     bench: Bench,
     model: str,
     stream: bool,
@@ -551,14 +551,14 @@ def test_a_refusal_reaches_the_client_as_the_error_class_of_its_sdk(
     assert bench.totals == (0, 0)
 
 
-def test_what_the_provider_does_not_know_is_a_clear_400(bench: Bench) -> None:
+def test_an_untranslatable_field_gets_a_400(bench: Bench) -> None:
     with pytest.raises(openai.BadRequestError, match="'n'") as caught:
         bench.chat.chat.completions.create(model=MODELS[0], messages=HI, n=2)
     assert caught.value.code == "not_translatable"
     assert bench.mock.calls == []
 
 
-def test_a_stream_that_breaks_off_ends_in_an_error_event(bench: Bench) -> None:
+def test_a_broken_translated_stream_ends_with_an_error_event(bench: Bench) -> None:
     bench.mock.behaviour = Behaviour(die=2, chunks=10)
     for model in MODELS:
         with pytest.raises(openai.APIError):
@@ -572,7 +572,7 @@ def claude_event(kind: str, **fields: object) -> bytes:
 
 
 def claude_stream(*content: tuple[dict[str, Any], list[dict[str, Any]]]) -> bytes:
-    """What Anthropic streams: each block as it starts, and its deltas."""
+    """Return a stream as Anthropic sends it: the start of each block, and its deltas."""
     usage = {"input_tokens": 10, "output_tokens": 1}
     message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": [], "usage": usage}
     events = [claude_event("message_start", message=message)]
@@ -585,7 +585,7 @@ def claude_stream(*content: tuple[dict[str, Any], list[dict[str, Any]]]) -> byte
 
 
 def claude_message(*content: dict[str, Any]) -> bytes:
-    """What Anthropic answers whole."""
+    """Return a whole response as Anthropic sends it."""
     usage = {"input_tokens": 10, "output_tokens": 5}
     message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "stop_reason": "tool_use"}
     return json.dumps({**message, "content": content, "usage": usage}).encode()
@@ -606,10 +606,10 @@ def use(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]
     return block, [{"type": "input_json_delta", "partial_json": one} for one in arguments]
 
 
-def test_streamed_thinking_and_calls_come_back_as_the_model_said_them(
+def test_streamed_thinking_and_calls_are_translated_without_changes(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
-    """Said twice, thinking no longer has the signature that the next turn is checked against."""
+    """If it were sent twice, thinking would no longer match the signature that the next turn is checked against."""
     said = claude_stream(THOUGHT, use("plain"), use("one", "", '{"a":', "1}"))
     far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
     gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
@@ -636,7 +636,7 @@ def test_streamed_thinking_and_calls_come_back_as_the_model_said_them(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_response_has_its_thoughts_as_openai_writes_them_and_with_what_they_are_sent_back_by(
+def test_a_response_has_its_thinking_as_a_reasoning_item_with_encrypted_content(
     gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
 ) -> None:
     thought = {"type": "thinking", "thinking": "first second", "signature": "SIG"}
@@ -663,10 +663,10 @@ def test_a_response_has_its_thoughts_as_openai_writes_them_and_with_what_they_ar
     assert len(items) == stream
 
 
-def test_a_custom_tool_is_streamed_as_such_and_items_end_in_their_order(
+def test_a_custom_tool_is_streamed_as_custom_and_items_end_in_order(
     gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
-    """Codex keeps items as they end, and sends them back so; its patches are what is put into a custom tool."""
+    """Codex stores items in the order in which they end, and sends them back. Its patches use a custom tool."""
     text = ({"type": "text", "text": ""}, [{"type": "text_delta", "text": "Look:"}])
     said = claude_stream(text, use("patch", '{"content": "*** Be', 'gin\\n+x"}'), use("one", '{"a":1}'))
     far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
@@ -686,7 +686,7 @@ def test_a_custom_tool_is_streamed_as_such_and_items_end_in_their_order(
 
 
 def openai_stream(*calls: tuple[int, str | None, str]) -> bytes:
-    """What a provider of OpenAI's format streams: (number, id, arguments) of pieces of calls."""
+    """Return a stream of a provider with OpenAI's format from (number, id, arguments) of parts of calls."""
     pieces = [
         {"index": index, "function": {"arguments": arguments, **({"name": "get"} if call_id else {})}}
         | ({"id": call_id, "type": "function"} if call_id else {})
@@ -705,7 +705,7 @@ def openai_stream(*calls: tuple[int, str | None, str]) -> bytes:
     ],
     ids=["which take turns", "which are given one number"],
 )
-def test_calls_side_by_side_keep_their_arguments_in_every_format(
+def test_parallel_tool_calls_keep_their_arguments_in_every_format(
     gateway_server: StartGateway, byte_server: StartUpstream, said: bytes
 ) -> None:
     far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
@@ -730,7 +730,7 @@ def test_calls_side_by_side_keep_their_arguments_in_every_format(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_next(
+def test_a_translated_stream_that_starts_with_an_error_falls_back_and_costs_nothing(
     gateway_server: StartGateway, mock_server: MockServer, mock: MockProvider, byte_server: StartUpstream, path: str
 ) -> None:
     said = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
@@ -750,7 +750,7 @@ def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_n
     assert len(far_end.requests) == 2
 
 
-def says_what_was_cached(connection: Connection) -> None:
+def reports_cached_tokens(connection: Connection) -> None:
     usage = {
         "input_tokens": 10,
         "cache_read_input_tokens": 1000,
@@ -770,10 +770,10 @@ def says_what_was_cached(connection: Connection) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_what_is_cached_for_an_hour_is_charged_as_such_in_every_format(
+def test_one_hour_caching_is_charged_in_every_format(
     gateway_server: StartGateway, byte_server: StartUpstream, path: str, stream: bool
 ) -> None:
-    far_end = byte_server(says_what_was_cached)
+    far_end = byte_server(reports_cached_tokens)
     gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
     asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
     body = {"model": "claude/claude-sonnet-4-5", "stream": stream, **asked}
@@ -784,10 +784,10 @@ def test_what_is_cached_for_an_hour_is_charged_as_such_in_every_format(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_an_answer_was_made_makes_its_price_for_a_messages_client(
+def test_the_inference_region_changes_the_price_for_a_messages_client(
     gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
 ) -> None:
-    far_end = byte_server(says_what_was_cached)
+    far_end = byte_server(reports_cached_tokens)
     gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
     body = {"model": "claude/claude-opus-4-6", "stream": stream, "messages": HI, "max_tokens": 50}
     assert gateway.web.post("/v1/messages", body, {"x-session-id": "s"}).status == 200
@@ -796,19 +796,19 @@ def test_where_an_answer_was_made_makes_its_price_for_a_messages_client(
 
 
 @models
-def test_of_a_messages_stream_that_breaks_off_the_input_is_charged(bench: Bench, model: str) -> None:
-    """What litellm writes into the stream's beginning is zero, whatever was sent."""
+def test_the_input_of_a_broken_messages_stream_is_charged(bench: Bench, model: str) -> None:
+    """litellm writes zero input tokens at the start of the stream."""
     bench.mock.behaviour = Behaviour(die=2, chunks=10)
     with pytest.raises(anthropic.APIError):
         list(bench.claude.messages.create(model=model, messages=HI, max_tokens=99, stream=True))
     assert bench.totals[0] > 0
 
 
-# --- leaving, loading, limits ----------------------------------------------------------------------------------------
+# --- disconnects, loading, limits ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_disconnect", ["cancel", "drain"])
-def test_a_client_that_leaves_a_stream_is_charged_and_the_provider_told(
+def test_a_client_that_leaves_a_stream_is_charged_and_the_upstream_call_is_closed(
     gateway_server: StartGateway, on_disconnect: str
 ) -> None:
     left: list[bool] = []
@@ -833,7 +833,7 @@ def test_a_client_that_leaves_a_stream_is_charged_and_the_provider_told(
             until(lambda: left == [True], what="the provider is hung up on")
 
 
-def test_a_call_that_comes_while_litellm_loads_waits_for_it(
+def test_a_call_during_the_loading_of_litellm_waits(
     mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
 ) -> None:
     gateway = gateway_process(mock_server.url, providers=providers(mock_server.url), default_provider="gpt")
@@ -853,7 +853,7 @@ def test_a_call_that_comes_while_litellm_loads_waits_for_it(
 
 
 @models
-def test_a_budget_and_a_context_limit_hold_as_for_any_provider(
+def test_budget_and_context_limits_apply_to_translated_providers(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, model: str
 ) -> None:
     limits: dict[str, Any] = {"budget.tokens": 400, "budget.modes": False}
@@ -872,7 +872,7 @@ def test_a_budget_and_a_context_limit_hold_as_for_any_provider(
     assert (reply.status, reply.error["code"]) == (400, "budget_exhausted")
 
 
-def test_twenty_calls_at_once_are_all_answered_and_counted(bench: Bench) -> None:
+def test_twenty_concurrent_translated_calls_are_all_metered(bench: Bench) -> None:
     async def all_at_once() -> None:
         async with openai.AsyncOpenAI(
             base_url=bench.gateway.base_url,
@@ -892,7 +892,7 @@ def test_twenty_calls_at_once_are_all_answered_and_counted(bench: Bench) -> None
     assert bench.billed == bench.totals
 
 
-def test_sampling_that_a_model_refuses_is_left_out_and_the_record_says_so(bench: Bench) -> None:
+def test_sampling_parameters_that_a_model_refuses_are_left_out_and_noted(bench: Bench) -> None:
     asked: dict[str, Any] = {"model": "claude/claude-opus-5-5", "messages": HI, "temperature": 0.2}
     raw = bench.chat.chat.completions.with_raw_response.create(**asked)
     assert "temperature" not in json.loads(bench.mock.calls[-1].body)

@@ -1,4 +1,4 @@
-"""A session's budget runs out, and the model still sees the tool results that it has just asked for."""
+"""When the budget runs low, the model still sees the tool results that it has just requested."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def module(functions: int) -> str:
     return "\n\n".join([*others[: functions // 2], FUNCTION, *others[functions // 2 :]])
 
 
-#: about 2,200 tokens, and more than is left of the budget
+#: about 2,200 tokens; and more tokens than are left of the budget
 FITS, TOO_LONG = module(40), module(240)
 
 
@@ -81,7 +81,7 @@ def post(web: Web, api: Format, messages: list[Json], budget: int = BUDGET, **he
 def results(api: Format, mock: MockProvider) -> dict[str, str]:
     """Return the tool results in the last call that reached the provider, by the id of their call.
 
-    Without old lines that a trim of the context repeats at their end.
+    Old lines that a trim repeats at the end of a result are removed.
     """
     found: dict[str, str] = {}
     for element in api.sent(mock.calls[-1].body):
@@ -118,7 +118,7 @@ def test_an_unread_result_is_sent_complete_while_an_older_one_is_shortened(
 
 
 @WIRES
-def test_a_result_that_does_not_fit_is_an_extract_chosen_by_the_question(
+def test_a_result_too_long_for_the_budget_is_an_extract_relevant_to_the_question(
     gateway: GatewayThread, mock: MockProvider, wire: str
 ) -> None:
     api = Format(wire)
@@ -135,7 +135,7 @@ def test_a_result_that_does_not_fit_is_an_extract_chosen_by_the_question(
     assert int(str(reply.header("x-session-budget-remaining-tokens"))) >= 0
 
 
-def test_results_of_several_calls_share_what_is_left(gateway: GatewayThread, mock: MockProvider) -> None:
+def test_results_of_several_calls_share_the_remaining_budget(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     spend(gateway.web, 0.82)
     both = [*conversation()[:-1], {"role": "user", "content": QUESTION}]
@@ -152,7 +152,7 @@ def test_results_of_several_calls_share_what_is_left(gateway: GatewayThread, moc
 
 @WIRES
 @pytest.mark.parametrize("headers", [{}, {"x-context-budget": "3000"}], ids=["complete", "extract"])
-def test_a_result_keeps_its_form_once_the_model_has_read_it(
+def test_a_result_keeps_its_form_after_the_model_has_read_it(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, wire: str, headers: dict[str, str]
 ) -> None:
     api, text, budget = Format(wire), module(100) if headers else FITS, 400_000
@@ -162,19 +162,19 @@ def test_a_result_keeps_its_form_once_the_model_has_read_it(
     assert post(first.web, api, messages, budget, **headers).status == 200
     before = results(api, mock)["call_n0"]
     assert (before == text) is not bool(headers)
-    # Less is left of the budget now, but the mode is the same, and another worker sends the same.
+    # The remaining budget is smaller now, but the mode is unchanged, and another worker sends the same text.
     first.stop()
     second = gateway_server(mock_server.url, folder=first.folder, default_provider="upstream")
     messages += [{"role": "assistant", "content": "The sum."}, {"role": "user", "content": "Thanks!"}]
     assert post(second.web, api, messages, budget).header("x-response-mode") == "summary"
     assert results(api, mock)["call_n0"] == before
-    # With the next mode it is shortened like any other.
+    # In the next mode, the result is shortened like any other.
     spend(second.web, 0.14, budget)
     assert post(second.web, api, messages, budget).header("x-response-mode") == "handle_only"
     assert len(results(api, mock)["call_n0"]) < len(before) / 4
 
 
-def test_a_result_that_was_read_before_the_mode_began_is_shortened(gateway: GatewayThread, mock: MockProvider) -> None:
+def test_a_result_read_before_the_mode_started_is_shortened(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     messages = conversation(FITS)
     assert post(gateway.web, api, messages).header("x-response-mode") == "raw"
@@ -187,7 +187,7 @@ def test_a_result_that_was_read_before_the_mode_began_is_shortened(gateway: Gate
 
 @pytest.mark.parametrize("asked", ["summary", "handle_only"])
 @pytest.mark.parametrize("used", [0.0, 0.82])
-def test_a_mode_that_the_client_asks_for_holds_for_unread_results_too(
+def test_a_mode_requested_by_the_client_applies_to_unread_results(
     gateway: GatewayThread, mock: MockProvider, asked: str, used: float
 ) -> None:
     api = Format("chat")
@@ -198,7 +198,7 @@ def test_a_mode_that_the_client_asks_for_holds_for_unread_results_too(
     assert all(HANDLE in text for text in results(api, mock).values())
 
 
-def test_rows_that_were_not_read_are_a_table_with_nothing_left_out(gateway: GatewayThread, mock: MockProvider) -> None:
+def test_unread_rows_become_a_complete_table(gateway: GatewayThread, mock: MockProvider) -> None:
     api = Format("chat")
     spend(gateway.web, 0.82)
     rows = json.dumps([{"id": number, "name": f"customer {number}", "state": "open"} for number in range(80)])
@@ -209,7 +209,7 @@ def test_rows_that_were_not_read_are_a_table_with_nothing_left_out(gateway: Gate
     assert reply.header("x-context-trimmed") == "summary=1,table=1"
 
 
-def test_nothing_is_extracted_where_the_full_text_cannot_be_kept(
+def test_nothing_is_extracted_if_the_full_text_cannot_be_stored(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0})
@@ -220,7 +220,7 @@ def test_nothing_is_extracted_where_the_full_text_cannot_be_kept(
     assert len(mock.calls) == calls
 
 
-def test_a_context_budget_that_is_too_small_for_an_unread_result_gets_an_extract(
+def test_an_unread_result_too_large_for_the_context_budget_becomes_an_extract(
     gateway: GatewayThread, mock: MockProvider
 ) -> None:
     api = Format("chat")
@@ -232,7 +232,7 @@ def test_a_context_budget_that_is_too_small_for_an_unread_result_gets_an_extract
     assert len(shown) < len(FITS) / 2
 
 
-def test_thinking_that_is_bound_to_a_result_stays_valid_as_the_budget_runs_out(
+def test_thinking_bound_to_a_result_stays_valid_when_the_budget_runs_low(
     gateway: GatewayThread, mock: MockProvider
 ) -> None:
     mock.claude = CLAUDE_RULES

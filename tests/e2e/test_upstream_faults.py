@@ -1,4 +1,4 @@
-"""A provider that fails in every way a socket can: what the client sees, and what it costs."""
+"""Faults of a provider's connection: what the client receives, and what is charged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, talk
 
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
-# The scripted server closes each connection, and says so: the gateway must not use it again at that moment.
+# The scripted server closes each connection and announces it, so that the gateway does not reuse the connection.
 CHUNKED_SSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 )
@@ -59,8 +59,8 @@ def refused(answer: Reply, status: int, code: str, *, may_help: str = "true") ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_provider_that_refuses_the_connection(stream: bool, scripted: Scripted, session: str) -> None:
-    answer = scripted.web.chat(session, model="nobody/m", stream=stream)
+def test_a_refused_connection_is_a_502_and_costs_nothing(stream: bool, scripted: Scripted, session: str) -> None:
+    answer = scripted.web.chat(session, model="closed/m", stream=stream)
     refused(answer, 502, "upstream_unreachable")
     assert "connection refused" in answer.error["message"]
     nothing_charged(scripted.web, session)
@@ -123,7 +123,7 @@ def test_a_connection_that_ends_before_the_first_byte_costs_nothing(
         "zeros",
     ],
 )
-def test_an_answer_that_is_no_http_is_a_502_and_costs_nothing(data: bytes, scripted: Scripted, session: str) -> None:
+def test_an_invalid_http_response_is_a_502_and_costs_nothing(data: bytes, scripted: Scripted, session: str) -> None:
     answer = scripted.play(lambda connection: connection.send(data)).chat(session)
     assert answer.status == 502
     refused(answer, 502, answer.error["code"])
@@ -132,7 +132,9 @@ def test_an_answer_that_is_no_http_is_a_502_and_costs_nothing(data: bytes, scrip
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_provider_that_never_answers(stream: bool, scripted: Scripted, session: str) -> None:
+def test_a_silent_provider_is_a_504_and_its_connection_is_closed(
+    stream: bool, scripted: Scripted, session: str
+) -> None:
     left: list[bool] = []
     web = scripted.play(lambda connection: left.append(connection.wait_until_left()))
     with in_time(at_least=0.5):
@@ -143,17 +145,19 @@ def test_a_provider_that_never_answers(stream: bool, scripted: Scripted, session
 
 
 @pytest.mark.parametrize("end", [_reset, _close])
-def test_a_whole_answer_that_breaks_off(end: Script, scripted: Scripted, session: str) -> None:
+def test_a_response_that_breaks_is_a_502_and_charged_by_reported_usage(
+    end: Script, scripted: Scripted, session: str
+) -> None:
     def script(connection: Connection) -> None:
         connection.send(JSON_HEAD + completion())
-        # A reset takes with it what nobody has read yet.
-        scripted.web.takes_notice()
+        # A reset discards bytes that the gateway has not read yet.
+        scripted.web.process_pending_events()
         end(connection)
 
     answer = scripted.play(script).chat(session)
     assert answer.status == 502
     assert answer.error["code"] in ("upstream_unreachable", "upstream_protocol_error")
-    # The provider has worked, so it bills: what it says of that was among what came.
+    # The provider has worked, so it bills. Its usage was among the received bytes.
     found = the_call(scripted.web, session)
     assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "provider")
     assert (found["usage"]["input_tokens"], found["usage"]["output_tokens"]) == (10, 5)
@@ -164,7 +168,7 @@ def test_a_whole_answer_that_breaks_off(end: Script, scripted: Scripted, session
     )
 
 
-def test_a_whole_answer_that_goes_silent(scripted: Scripted, session: str) -> None:
+def test_a_response_that_stops_is_a_504(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(JSON_HEAD + completion())
         connection.wait_until_left()
@@ -190,13 +194,13 @@ WITHOUT_A_LENGTH = SSE_HEAD + chunk("one") + chunk("two")
     ("begun", "end"),
     [*((TWO_CHUNKS, end) for end in (_close, _reset, _silent, _bad_chunk)), (WITHOUT_A_LENGTH, _reset)],
 )
-def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
+def test_a_broken_stream_ends_with_an_error_event_and_not_cleanly(
     begun: bytes, end: Script, scripted: Scripted, session: str
 ) -> None:
     def script(connection: Connection) -> None:
         connection.send(begun)
-        # A reset takes with it what nobody has read yet.
-        scripted.web.takes_notice()
+        # A reset discards bytes that the gateway has not read yet.
+        scripted.web.process_pending_events()
         end(connection)
 
     with in_time():
@@ -212,9 +216,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     assert found["usage"]["output_tokens"] > 0
 
 
-def test_a_responses_stream_that_breaks_off_ends_with_an_error_and_response_failed(
-    scripted: Scripted, session: str
-) -> None:
+def test_a_broken_responses_stream_ends_with_an_error_and_response_failed(scripted: Scripted, session: str) -> None:
     def event(number: int) -> bytes:
         said = {"type": "response.output_text.delta", "delta": "hi", "output_index": 0, "sequence_number": number}
         return b"event: response.output_text.delta\ndata: " + json.dumps(said).encode() + b"\n\n"
@@ -242,9 +244,7 @@ def test_openai_sdk_sees_the_error_of_an_interrupted_responses_stream(scripted: 
             next(stream)
 
 
-def test_interrupted_stream_of_a_background_response_is_not_said_to_have_failed(
-    scripted: Scripted, session: str
-) -> None:
+def test_an_interrupted_background_stream_has_no_response_failed_event(scripted: Scripted, session: str) -> None:
     created = {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1", "status": "in_progress"}}
     event = b"data: " + json.dumps(created).encode() + b"\n\n"
     web = scripted.play(lambda connection: connection.send(CHUNKED_SSE_HEAD + framed(event)))
@@ -253,7 +253,7 @@ def test_interrupted_stream_of_a_background_response_is_not_said_to_have_failed(
     assert [one["type"] for one in answer.events] == ["response.created", "error"]
 
 
-def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
+def test_the_sdk_raises_when_a_stream_breaks(scripted: Scripted, session: str) -> None:
     scripted.play(lambda connection: connection.send(TWO_CHUNKS))
     with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(
@@ -268,7 +268,7 @@ def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: s
     assert not isinstance(error.value, openai.APITimeoutError)
 
 
-def test_a_stream_that_breaks_off_after_its_usage_is_charged_that_usage(scripted: Scripted, session: str) -> None:
+def test_a_stream_that_breaks_after_its_usage_is_charged_by_that_usage(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk(30, 4)))
 
@@ -299,7 +299,7 @@ BEGUN: dict[str, tuple[str, dict[str, Any], bytes]] = {
 
 @pytest.mark.parametrize("is_chunked", [True, False])
 @pytest.mark.parametrize("api", BEGUN)
-def test_a_stream_that_http_ends_before_its_answer_ends_with_an_error_and_not_cleanly(
+def test_a_stream_that_ends_too_early_in_http_ends_with_an_error_event(
     api: str, is_chunked: bool, scripted: Scripted, session: str
 ) -> None:
     path, body, begun = BEGUN[api]
@@ -318,14 +318,14 @@ def test_a_stream_that_http_ends_before_its_answer_ends_with_an_error_and_not_cl
     assert found["usage_source"] == ("mixed" if api == "messages" else "estimated")
 
 
-def test_a_stream_of_another_format_is_left_to_its_client(scripted: Scripted, session: str) -> None:
+def test_a_stream_of_an_unknown_format_is_forwarded_unchanged(scripted: Scripted, session: str) -> None:
     said = b'data: {"token": {"text": "Hello"}}\n\n'
     answer = scripted.play(lambda connection: connection.send(SSE_HEAD + said)).stream(session)
     assert (answer.data_lines, answer.clean) == ([said[6:].decode().strip()], True)
     assert the_call(scripted.web, session)["outcome"] == "ok"
 
 
-def test_a_stream_without_an_end_mark_that_ends_as_http_does_is_whole(scripted: Scripted, session: str) -> None:
+def test_a_stream_without_an_end_mark_is_complete_if_http_ends_it(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk(30, 4)) + b"0\r\n\r\n")
 
@@ -336,9 +336,7 @@ def test_a_stream_without_an_end_mark_that_ends_as_http_does_is_whole(scripted: 
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.2])
-def test_what_follows_the_end_mark_changes_nothing_that_was_reported(
-    pause_s: float, scripted: Scripted, session: str
-) -> None:
+def test_bytes_after_the_end_mark_do_not_change_the_usage(pause_s: float, scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD + chunk("one") + usage_chunk(30, 4) + DONE)
         time.sleep(pause_s)
@@ -352,9 +350,7 @@ def test_what_follows_the_end_mark_changes_nothing_that_was_reported(
     assert scripted.web.get(f"/api/sessions/{session}").json["calls"] == 1
 
 
-def test_a_provider_that_keeps_the_stream_open_after_the_end_mark_keeps_nobody_waiting(
-    scripted: Scripted, session: str
-) -> None:
+def test_a_stream_kept_open_after_the_end_mark_ends_for_the_client(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk()) + framed(DONE))
         connection.wait_until_left()
@@ -367,7 +363,7 @@ def test_a_provider_that_keeps_the_stream_open_after_the_end_mark_keeps_nobody_w
 @pytest.mark.parametrize(
     "line", [b"data: {broken\n\n", b"data: [1,2]\n\n", b"data: \xff\xfe\n\n", b"nonsense\n\n", b"data\n\n"]
 )
-def test_a_malformed_event_is_passed_on_and_the_rest_metered(line: bytes, scripted: Scripted, session: str) -> None:
+def test_a_malformed_event_is_forwarded_and_the_rest_is_metered(line: bytes, scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD + chunk("one") + line + chunk("two") + usage_chunk(30, 4) + DONE)
 
@@ -379,13 +375,13 @@ def test_a_malformed_event_is_passed_on_and_the_rest_metered(line: bytes, script
     assert view["cumulative_token_usage"]["total_tokens"] == 34
 
 
-def test_the_built_in_providers_malformed_stream(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_malformed_stream_of_the_built_in_provider_is_metered(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.stream(session, "malformed=1;chunks=6;tokens=20/6")
     assert answer.data_lines[-1] == "[DONE]"
     assert answer.totals == (20, 6, 26)
 
 
-def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, mock: MockProvider, session: str) -> None:
+def test_a_response_that_is_not_json_is_forwarded_and_estimated(web: Web, mock: MockProvider, session: str) -> None:
     answer = web.chat(session, "malformed=1")
     assert answer.status == 200
     with pytest.raises(json.JSONDecodeError):
@@ -395,7 +391,7 @@ def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, moc
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 429, 500, 503, 529])
-def test_an_error_of_the_provider_passes_untouched_and_costs_nothing(
+def test_an_error_of_the_provider_is_forwarded_unchanged_and_costs_nothing(
     status: int, stream: bool, web: Web, mock: MockProvider, session: str
 ) -> None:
     answer = web.chat(session, f"status={status};retry_after=7", stream=stream)
@@ -411,7 +407,7 @@ def test_an_error_of_the_provider_passes_untouched_and_costs_nothing(
     assert len(mock.calls) == 1
 
 
-def test_an_error_with_status_200_passes_as_the_providers_own_and_costs_nothing(
+def test_an_error_with_status_200_is_forwarded_as_an_upstream_error_and_costs_nothing(
     scripted: Scripted, session: str
 ) -> None:
     body = b'{"error": {"code": 502, "message": "Provider returned error"}, "user_id": "u"}'
@@ -421,7 +417,7 @@ def test_an_error_with_status_200_passes_as_the_providers_own_and_costs_nothing(
     assert the_call(scripted.web, session)["outcome"] == "provider_error"
 
 
-def test_an_html_page_of_the_provider_passes(web: Web, session: str) -> None:
+def test_an_html_page_of_the_provider_is_forwarded(web: Web, session: str) -> None:
     answer = web.chat(session, "html=1")
     assert (answer.status, answer.header("content-type")) == (502, "text/html; charset=utf-8")
     assert answer.body.startswith(b"<html>")
@@ -433,7 +429,7 @@ def test_usage_in_an_error_is_not_charged(scripted: Scripted, session: str) -> N
     assert web.chat(session).totals == (0, 0, 0)
 
 
-def test_an_error_inside_a_stream_passes_and_what_came_before_is_charged(scripted: Scripted, session: str) -> None:
+def test_an_error_inside_a_stream_is_forwarded_and_earlier_output_is_charged(scripted: Scripted, session: str) -> None:
     error = b'data: {"error":{"message":"overloaded","type":"server_error"}}\n\n'
 
     def script(connection: Connection) -> None:
@@ -489,14 +485,14 @@ def test_redirect_reaches_clients_of_the_messages_api_as_an_error_of_that_format
     assert f"redirect to {scripted.upstream.url.partition('//')[2]}." in answer.json["error"]["message"]
 
 
-def test_redirect_of_a_request_with_a_body_is_an_error_also_where_nothing_is_metered(scripted: Scripted) -> None:
+def test_redirect_of_an_unmetered_request_with_a_body_is_an_error(scripted: Scripted) -> None:
     web = scripted.play(lambda connection: connection.whole(b"", b"location: http://x/", status=b"307 Temporary"))
     answer = web.post("/v1/messages/count_tokens", {"model": "m", "messages": HI})
     assert (answer.status, answer.error["code"]) == (502, "upstream_redirect")
 
 
-def test_redirect_of_a_download_is_passed_on(scripted: Scripted) -> None:
-    """A file may be kept at another host, and its request carries nothing that is metered."""
+def test_redirect_of_a_download_is_forwarded(scripted: Scripted) -> None:
+    """A file may be stored at another host, and its request carries nothing that is metered."""
     target = b"location: https://files.example/1"
     answer = scripted.play(lambda connection: connection.whole(b"", target, status=b"302 Found")).get(
         "/v1/files/file-1/content"
@@ -504,7 +500,7 @@ def test_redirect_of_a_download_is_passed_on(scripted: Scripted) -> None:
     assert (answer.status, answer.header("location")) == (302, "https://files.example/1")
 
 
-def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: MockProvider, session: str) -> None:
+def test_cookies_are_neither_forwarded_nor_stored(web: Web, mock: MockProvider, session: str) -> None:
     first = web.chat(session, "cookie=1", stream=False)
     assert first.status == 200
     assert first.header("set-cookie") is None
@@ -513,12 +509,12 @@ def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: MockProvider, se
     for _ in range(3):
         web.chat(session)
     assert all(call.header("cookie") is None for call in mock.calls)
-    # Nor do the clients' own travel.
+    # Cookies of clients are not forwarded either.
     web.post(CHAT, {"model": "m", "messages": HI}, {"cookie": "secret=1"})
     assert mock.calls[-1].header("cookie") is None
 
 
-def test_hop_by_hop_headers_do_not_travel_to_the_provider(scripted: Scripted) -> None:
+def test_hop_by_hop_headers_are_not_forwarded_to_the_provider(scripted: Scripted) -> None:
     hop = [
         b"keep-alive: timeout=5",
         b"proxy-authorization: Basic c2VjcmV0",
@@ -558,7 +554,7 @@ def test_every_connection_header_names_hop_by_hop_headers(scripted: Scripted) ->
     assert scripted.upstream.requests[0].header("x-second-hop") is None
 
 
-def test_hop_by_hop_headers_do_not_travel_to_the_client(scripted: Scripted, session: str) -> None:
+def test_hop_by_hop_headers_are_not_forwarded_to_the_client(scripted: Scripted, session: str) -> None:
     web = scripted.play(
         lambda connection: connection.whole(
             completion(),
@@ -574,7 +570,7 @@ def test_hop_by_hop_headers_do_not_travel_to_the_client(scripted: Scripted, sess
             b"X-Kept: 1",
             b"X-Request-Id: theirs",
             b"x-session-cumulative-total-tokens: 999999",
-            b"x-session-id: somebody-elses",
+            b"x-session-id: another-session",
         )
     )
     answer = web.chat(session)
@@ -583,13 +579,15 @@ def test_hop_by_hop_headers_do_not_travel_to_the_client(scripted: Scripted, sess
     assert answer.header("x-kept") == "1"
     assert [value for name, value in answer.headers if name == "x-request-id"] == ["theirs"]
     assert answer.header("x-gateway-request-id") not in {"theirs", None}
-    # A provider cannot speak in our name.
+    # Headers of a provider cannot replace headers of the gateway.
     assert [value for name, value in answer.headers if name == "x-session-cumulative-total-tokens"] == ["15"]
     assert [value for name, value in answer.headers if name == "x-session-id"] == [session]
 
 
 @pytest.mark.parametrize("value", [b"a\x01b", b"a\x7fb", b"caf\xe9"])
-def test_odd_bytes_in_a_header_of_the_provider_break_nothing(value: bytes, scripted: Scripted, session: str) -> None:
+def test_unusual_bytes_in_a_header_of_the_provider_break_nothing(
+    value: bytes, scripted: Scripted, session: str
+) -> None:
     web = scripted.play(lambda connection: connection.whole(completion(), b"x-odd: " + value))
     answer = web.chat(session)
     assert answer.status in (200, 502)
@@ -598,7 +596,7 @@ def test_odd_bytes_in_a_header_of_the_provider_break_nothing(value: bytes, scrip
 
 @pytest.mark.parametrize("accepted", [None, "identity", "gzip"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_gzip_that_nobody_asked_for_is_unpacked(
+def test_unrequested_gzip_is_decompressed(
     stream: bool, accepted: str | None, web: Web, mock: MockProvider, session: str
 ) -> None:
     headers = {"x-mock": "gzip=1;tokens=20/6", "x-session-id": session}
@@ -613,14 +611,14 @@ def test_gzip_that_nobody_asked_for_is_unpacked(
     assert (answer.data_lines[-1] == "[DONE]") if stream else answer.json["choices"]
 
 
-def test_gzip_without_accept_encoding_at_all(web: Web, mock: MockProvider) -> None:
+def test_gzip_is_decompressed_for_a_client_without_accept_encoding(web: Web, mock: MockProvider) -> None:
     answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}', b"x-mock: gzip=1"))
     assert answer.header("content-encoding") is None
     assert answer.json["object"] == "chat.completion"
 
 
-def test_an_error_that_came_packed_can_be_read_by_the_client(scripted: Scripted, session: str) -> None:
-    """A client that sent no accept-encoding is not handed gzip, whatever the status."""
+def test_a_compressed_error_is_decompressed(scripted: Scripted, session: str) -> None:
+    """A client that sent no accept-encoding gets no gzip, for any status."""
     compressed = gzip.compress(b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}')
     web = scripted.play(lambda connection: connection.whole(compressed, b"content-encoding: gzip", status=b"400 Bad"))
     answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}'))
@@ -629,7 +627,7 @@ def test_an_error_that_came_packed_can_be_read_by_the_client(scripted: Scripted,
     assert answer.error["code"] == "y"
 
 
-def test_a_packed_file_reaches_a_client_that_did_not_ask_unpacked(scripted: Scripted) -> None:
+def test_a_compressed_file_is_decompressed_for_a_client_that_did_not_request_gzip(scripted: Scripted) -> None:
     data = b"some file content " * 100
     web = scripted.play(
         lambda connection: connection.whole(
@@ -643,7 +641,7 @@ def test_a_packed_file_reaches_a_client_that_did_not_ask_unpacked(scripted: Scri
 
 @pytest.mark.parametrize("packing", [b"br", b"zstd", b"gzip, gzip", b"GZIP, br"])
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
-def test_an_answer_that_is_packed_so_that_nobody_can_meter_it_is_a_502(
+def test_a_response_with_an_unsupported_encoding_is_a_502(
     kind: bytes, packing: bytes, scripted: Scripted, session: str
 ) -> None:
     headers = (b"content-encoding: " + packing, b"content-type: " + kind)
@@ -654,7 +652,7 @@ def test_an_answer_that_is_packed_so_that_nobody_can_meter_it_is_a_502(
     assert packing.decode().lower() in answer.error["message"]
 
 
-def test_openai_sdk_does_not_repeat_a_call_whose_response_cannot_be_decoded(scripted: Scripted) -> None:
+def test_openai_sdk_does_not_retry_a_call_whose_response_cannot_be_decoded(scripted: Scripted) -> None:
     scripted.play(lambda connection: connection.whole(b"\x0b\x02\x80abc\x03", b"content-encoding: br"))
     with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="any") as client:
         with pytest.raises(openai.InternalServerError):
@@ -690,13 +688,13 @@ def test_a_transfer_coding_that_cannot_be_decoded_is_an_error(
     assert answer.header("x-should-retry") == "false"
 
 
-def test_a_server_that_names_a_charset_as_its_packing_is_read(scripted: Scripted, session: str) -> None:
+def test_a_charset_as_content_encoding_is_ignored(scripted: Scripted, session: str) -> None:
     web = scripted.play(lambda connection: connection.whole(completion(), b"content-encoding: utf-8"))
     assert web.chat(session).totals == (10, 5, 15)
 
 
 @pytest.mark.parametrize("split", [1, 40, 4096])
-def test_json_that_calls_itself_a_stream_is_metered_and_passed_on_as_it_came(
+def test_json_with_the_content_type_of_a_stream_is_metered_and_forwarded_unchanged(
     split: int, scripted: Scripted, session: str
 ) -> None:
     def script(connection: Connection) -> None:
@@ -712,14 +710,14 @@ def test_json_that_calls_itself_a_stream_is_metered_and_passed_on_as_it_came(
     assert (found["usage"]["total_tokens"], found["usage_source"]) == (15, "provider")
 
 
-def test_an_error_in_json_that_calls_itself_a_stream_costs_nothing(scripted: Scripted, session: str) -> None:
+def test_a_json_error_with_the_content_type_of_a_stream_costs_nothing(scripted: Scripted, session: str) -> None:
     body = b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}'
     web = scripted.play(lambda connection: connection.whole(body, b"content-type: text/event-stream"))
     assert web.stream(session).body == body
     nothing_charged(web, session)
 
 
-def test_half_a_json_that_calls_itself_a_stream_ends_in_an_error(scripted: Scripted, session: str) -> None:
+def test_incomplete_json_with_the_content_type_of_a_stream_ends_with_an_error(scripted: Scripted, session: str) -> None:
     answer = scripted.play(lambda connection: connection.send(CHUNKED_SSE_HEAD + framed(completion()[:90]))).stream(
         session
     )
@@ -728,7 +726,7 @@ def test_half_a_json_that_calls_itself_a_stream_ends_in_an_error(scripted: Scrip
     assert the_call(scripted.web, session)["outcome"] == "upstream_broken"
 
 
-def test_a_stream_whose_first_piece_ends_before_its_json_is_a_stream(scripted: Scripted, session: str) -> None:
+def test_a_stream_whose_first_chunk_ends_before_its_json_is_a_stream(scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(CHUNKED_SSE_HEAD + framed(b"data: "))
         time.sleep(0.05)
@@ -738,7 +736,7 @@ def test_a_stream_whose_first_piece_ends_before_its_json_is_a_stream(scripted: S
     assert (answer.totals, answer.data_lines[-1]) == ((10, 5, 15), "[DONE]")
 
 
-def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:
+def test_invalid_gzip_is_a_502(scripted: Scripted, session: str) -> None:
     web = scripted.play(lambda connection: connection.whole(b"\x1f\x8bgarbage", b"content-encoding: gzip"))
     answer = web.chat(session)
     assert answer.status == 502
@@ -746,19 +744,19 @@ def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:
     assert answer.header("x-should-retry") == "false"
 
 
-def test_gzip_that_breaks_off_inside_a_whole_answer(scripted: Scripted, session: str) -> None:
+def test_incomplete_gzip_is_a_502(scripted: Scripted, session: str) -> None:
     compressed = gzip.compress(completion())
     web = scripted.play(
         lambda connection: connection.whole(compressed[: len(compressed) // 2], b"content-encoding: gzip")
     )
     answer = web.chat(session)
-    # Half an answer is not passed on as if it were whole.
+    # Half a response is not forwarded as if it were whole.
     assert answer.status == 502
     assert answer.error["code"] == "upstream_protocol_error"
 
 
 def drained(web: Web, body: bytes) -> int:
-    """Bytes of an answer that is read and forgotten."""
+    """Return the number of bytes of a response, which is read and discarded."""
     with connect(web.url) as sock:
         sock.sendall(chat_bytes(body))
         size = 0
@@ -769,14 +767,14 @@ def drained(web: Web, body: bytes) -> int:
 
 
 def bomb(size: int) -> bytes:
-    """Gzip of `size` bytes "x" without an end of line."""
+    """Return `size` bytes "x" compressed with gzip, without a line end."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = b"x" * (1 << 20)
     return b"".join([packer.compress(block) for _ in range(size >> 20)]) + packer.flush()
 
 
 def held_by_the_kernel() -> int:
-    """The most bytes that wait between the two ends of a connection, whatever the programs do."""
+    """Return the maximum number of bytes that the kernel buffers between two ends of a connection."""
     ends = (Path("/proc/sys/net/ipv4", name).read_text().split() for name in ("tcp_rmem", "tcp_wmem"))
     return sum(int(most) for _, _, most in ends)
 
@@ -786,9 +784,7 @@ def sse(body: bytes) -> Callable[[Connection], None]:
     return lambda connection: connection.send(head + body)
 
 
-def test_memory_stays_bounded_whatever_the_provider_sends(
-    gateway_process: StartProcess, byte_server: StartUpstream
-) -> None:
+def test_memory_stays_bounded_for_any_response(gateway_process: StartProcess, byte_server: StartUpstream) -> None:
     upstream = byte_server(lambda connection: connection.whole(completion()))
     gateway = gateway_process(upstream.url, **{"sessions.drain_s": 1})
     for _ in range(3):
@@ -807,12 +803,12 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
     try:
         compressed = bomb(160 << 20)
         body = b'{"model":"m","messages":[],"stream":true}'
-        # A gzip bomb as a stream of events, none of which ends.
+        # A gzip bomb as an event stream without the end of any event.
         upstream.script = sse(compressed)
         assert drained(gateway.web, body) >= 160 << 20
         in_bomb = peak - before
 
-        # An endless line.
+        # A line without an end.
         def endless(connection: Connection) -> None:
             connection.send(SSE_HEAD + b"data: ")
             block = b"x" * (1 << 20)
@@ -844,7 +840,7 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
                 stalled.enter_context(connect(gateway.url)).sendall(chat_bytes(body))
             until(lambda: len(sent) == 8)
             until(at_rest)
-        # A gzip bomb as a whole answer.
+        # A gzip bomb as a whole response.
         upstream.script = lambda connection: connection.whole(compressed, b"content-encoding: gzip")
         drained(gateway.web, b'{"model":"m","messages":[]}')
     finally:
@@ -856,8 +852,8 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
     assert gateway.web.chat("warm").status == 200
 
 
-def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: MockProvider, gateway_server: Any) -> None:
-    """A provider that was restarted has closed the pooled connections; the next call opens a new one."""
+def test_a_closed_pooled_connection_is_replaced_without_an_error(mock: MockProvider, gateway_server: Any) -> None:
+    """A restarted provider has closed the pooled connections; the next call opens a new one."""
     from gateway.mock import MockServer
 
     first = MockServer(mock).start()
@@ -866,7 +862,7 @@ def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: MockProvider, g
     assert gateway.web.chat("s").status == 200
     first.stop()
     with MockServer(mock, port=port):
-        gateway.web.takes_notice()
+        gateway.web.process_pending_events()
         assert gateway.web.chat("s").status == 200
     assert mock.billed().calls == 2
     assert gateway.web.get("/api/sessions/s").json["calls"] == 2

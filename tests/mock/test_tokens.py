@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from gateway.mock import tokens
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_counts_the_text_inside_json_but_not_an_inlined_file() -> None:
 
 def test_counts_four_megabytes_without_building_their_pieces() -> None:
     text = "The quick brown fox, 123 jumps! über 漢字 " * 100_000
-    assert calls_made(lambda: tokens.count(text)) < 100
+    assert count_calls(lambda: tokens.count(text)) < 100
     tracemalloc.start()
     try:
         tokens.count(text)

@@ -1,4 +1,4 @@
-"""A call that is cancelled, at whichever of its waits and again at the next, is charged once if it was sent, else never."""
+"""Cancel a call at each of its waits, and again at the next: a sent call is charged once, an unsent call never."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import CallOpening, Ending, OpenHold
 from gateway.core.usage import Totals
 from tests.support.cancelling import cancelled_at
-from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, AwayStore, FakeReply, FakeUpstream, World
+from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, FakeReply, FakeUpstream, UnavailableStore, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 ACCOUNTS = (KEY.account, AccountKey("key", "alice"), AccountKey("session", "alice", "above"))
@@ -36,7 +36,7 @@ class WaitingReply(FakeReply):
 
 
 class WaitingUpstream(FakeUpstream):
-    """Waits once it has sent, and when it hangs up. Until it has, the gateway cannot know, and takes it for sent."""
+    """Wait after sending and when closing. The gateway treats a call as sent until it knows otherwise."""
 
     @asynccontextmanager
     async def send(self, request: Outgoing) -> AsyncIterator[FakeReply]:
@@ -46,16 +46,16 @@ class WaitingUpstream(FakeUpstream):
             await asyncio.sleep(0)
 
 
-class WaitingStore(AwayStore):
-    """Waits before and after each thing that it does. `is_deaf_once`: it settles, and says once that it could not."""
+class WaitingStore(UnavailableStore):
+    """Wait before and after each operation. `fails_once`: it settles, but reports a failure once."""
 
-    is_deaf_once = False
+    fails_once = False
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         totals = await super().settle(record, ending)
         await asyncio.sleep(0)
-        if self.is_deaf_once:
-            self.is_deaf_once = False
+        if self.fails_once:
+            self.fails_once = False
             raise StoreUnavailable("no answer in time")
         return totals
 
@@ -121,13 +121,13 @@ def world_of(budget: BudgetPolicy, answer: Callable[[Outgoing], FakeReply]) -> W
 
 
 def call_of(world: World, body: bytes) -> Incoming:
-    """A call that is charged to its session, to the one above it, and to its client key."""
+    """Return a call that is charged to its session, to its parent, and to its client key."""
     plain = world.incoming(body, caller=Caller("alice", budget=KeyLimits(MILLION)))
     return replace(plain, directives=replace(plain.directives, parent="above"))
 
 
 async def check(world: World, *, was_paid: bool | None) -> None:
-    """All has come to rest: what is kept is what the provider bills. None: it may bill it."""
+    """Wait for all work; check that the charges match what the provider bills. None: it may bill the call."""
     await world.settler.aclose()
     assert (world.leases.count, world.upstream.open) == (0, 0)
     records = await world.store.calls(KEY, 10)
@@ -143,15 +143,15 @@ async def check(world: World, *, was_paid: bool | None) -> None:
 
 
 async def at_each_wait(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> None:
-    """Cancel a call at each of its waits, and at each and the one after it, until it has no more."""
+    """Cancel a call at each of its waits, and at each wait and the next one, until there are no more waits."""
     for place in range(1, MANY):
         for places in ((place,), (place, place + 1)):
             try:
-                is_there = await one(places)
+                has_waited = await one(places)
             except AssertionError as error:
                 error.add_note(f"cancelled at its waits {places}")
                 raise
-            if not is_there and len(places) == 1:
+            if not has_waited and len(places) == 1:
                 assert place > 5
                 return
     raise AssertionError("it waits more often than that")
@@ -159,41 +159,41 @@ async def at_each_wait(one: Callable[[tuple[int, ...]], Awaitable[bool]]) -> Non
 
 @pytest.mark.parametrize("budget", [NO_BUDGET, BUDGET], ids=["no budget", "a budget"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_it_is_charged_once_where_it_was_sent(name: str, budget: BudgetPolicy) -> None:
+async def test_a_cancelled_call_is_charged_once_if_it_was_sent(name: str, budget: BudgetPolicy) -> None:
     body, answer = CALLS[name]
 
     async def one(places: tuple[int, ...]) -> bool:
         world = world_of(budget, answer)
-        is_there = await cancelled_at(world.call(call_of(world, body)), *places)
+        has_waited = await cancelled_at(world.call(call_of(world, body)), *places)
         sent = len(world.upstream.sent)
-        # Whether one is refused is known when its answer has come.
+        # Whether a call is refused is known after its response.
         await check(world, was_paid=None if answer is refused_once and sent == 1 else sent > 0)
-        return is_there
+        return has_waited
 
     await at_each_wait(one)
 
 
 @pytest.mark.parametrize("budget", [NO_BUDGET, BUDGET], ids=["no budget", "a budget"])
-async def test_it_is_charged_at_most_once_where_it_was_refused(budget: BudgetPolicy) -> None:
+async def test_a_cancelled_call_is_charged_at_most_once_if_it_was_refused(budget: BudgetPolicy) -> None:
     async def one(places: tuple[int, ...]) -> bool:
         world = world_of(budget, lambda _: WaitingReply(429, JSON, [b"{}"]))
-        is_there = await cancelled_at(world.call(call_of(world, BODY)), *places)
+        has_waited = await cancelled_at(world.call(call_of(world, BODY)), *places)
         await check(world, was_paid=None if world.upstream.sent else False)
-        return is_there
+        return has_waited
 
     await at_each_wait(one)
 
 
 @pytest.mark.parametrize("name", ["whole", "stream"])
-async def test_it_is_charged_once_where_the_store_wrote_it_and_did_not_say_so(name: str) -> None:
+async def test_a_cancelled_call_is_charged_once_if_the_store_reported_a_failure(name: str) -> None:
     body, answer = CALLS[name]
 
     async def one(places: tuple[int, ...]) -> bool:
         world = world_of(BUDGET, answer)
         assert isinstance(world.store, WaitingStore)
-        world.store.is_deaf_once = True
-        is_there = await cancelled_at(world.call(call_of(world, body)), *places)
+        world.store.fails_once = True
+        has_waited = await cancelled_at(world.call(call_of(world, body)), *places)
         await check(world, was_paid=bool(world.upstream.sent))
-        return is_there
+        return has_waited
 
     await at_each_wait(one)

@@ -1,4 +1,4 @@
-"""One provider asked, with our own fakes: what its refusals tell, and what is sent instead."""
+"""Call one provider with fakes: what its refusals mean, and what is sent instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("status", sorted(TELLING))
-async def test_a_refusal_of_stream_options_is_tried_again_once(world: World, status: int) -> None:
+async def test_a_refusal_of_stream_options_is_retried_once(world: World, status: int) -> None:
     refusal = FakeReply(status, pieces=[b'{"error":{"message":"unknown field stream_options"}}'])
 
     def answer(request: Outgoing) -> FakeReply:
@@ -41,7 +41,7 @@ async def test_a_refusal_of_stream_options_is_tried_again_once(world: World, sta
     assert (await world.store.totals(KEY)).calls == 2
 
 
-async def test_a_provider_that_refuses_either_way_is_passed_on(world: World) -> None:
+async def test_a_refusal_with_and_without_stream_options_is_forwarded(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(400, pieces=[b'{"error":{"message":"no stream_options"}}'])
     reply, body = await world.call(world.incoming(STREAM))
     assert (reply.status, reply.upstream_error) == (400, True)
@@ -69,7 +69,7 @@ def streamed(field: str, turns: int) -> bytes:
 
 
 @pytest.mark.parametrize("path", LATE)
-async def test_a_stream_that_is_refused_for_its_length_is_cut_and_sent_again_once(path: str, world: World) -> None:
+async def test_a_stream_refused_for_its_length_is_trimmed_and_retried_once(path: str, world: World) -> None:
     field, refusal = LATE[path]
     answers = iter([FakeReply(headers=SSE, pieces=refusal)])
     world.upstream.answer = lambda _: next(answers, FakeReply(headers=SSE, pieces=[b'data: {"fine":1}\n\n']))
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_refused_for_its_length_is_cut_and_sent_again_onc
 
 
 @pytest.mark.parametrize("path", LATE)
-async def test_a_stream_that_is_refused_twice_is_passed_on_as_it_came(path: str, world: World) -> None:
+async def test_a_stream_that_is_refused_twice_is_forwarded_unchanged(path: str, world: World) -> None:
     field, refusal = LATE[path]
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=refusal)
     reply, sent = await world.call(world.incoming(streamed(field, 60), path))
@@ -94,7 +94,7 @@ async def test_a_stream_that_is_refused_twice_is_passed_on_as_it_came(path: str,
     assert world.record.outcome == "provider_error"
 
 
-async def test_of_a_stream_that_no_model_finds_too_long_nothing_is_held_back(world: World) -> None:
+async def test_a_short_stream_is_forwarded_without_delay(world: World) -> None:
     never = FakeReply(headers=SSE, pieces=[TAKEN, None])
     world.upstream.answer = lambda _: never
     async with asyncio.timeout(30), world.gateway.handle(world.incoming(streamed("input", 1), "responses")) as reply:

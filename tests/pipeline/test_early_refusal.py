@@ -1,4 +1,4 @@
-"""What the first event of a stream says of its call, and that no stream waits for one for long."""
+"""Errors in the first event of a stream or inside a 200, and the limits of waiting for the first event."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CALL = DIALECT.read(BODY)
 
 
 async def looked(*pieces: bytes) -> tuple[int, bytes]:
-    return await told(
+    return await status_and_body(
         await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), DIALECT.reader(CALL, drop_usage=False))
     )
 
 
-async def told(begun: BegunResponse) -> tuple[int, bytes]:
-    """The status and the body of its refusal, else of the answer itself."""
+async def status_and_body(begun: BegunResponse) -> tuple[int, bytes]:
+    """Return the status and the body of a refusal, or of the response itself."""
     answer = begun.refusal or begun
     return answer.status, b"".join([piece async for piece in answer.chunks()])
 
@@ -47,19 +47,19 @@ async def told(begun: BegunResponse) -> tuple[int, bytes]:
         ("Something", 502),
     ],
 )
-async def test_a_refusal_has_the_status_that_it_would_have_had_by_itself(error: object, status: int) -> None:
+async def test_an_error_event_has_the_status_of_the_same_plain_error(error: object, status: int) -> None:
     said = json.dumps({"error": error}).encode()
     assert await looked(b"data: " + said[:7], said[7:] + b"\n\n" + chunk("late")) == (status, said)
 
 
-async def test_a_refusal_that_reports_usage_is_an_answer() -> None:
+async def test_an_error_that_reports_usage_is_a_response() -> None:
     for usage, status in (({"prompt_tokens": 7, "completion_tokens": 0}, 200), ({"prompt_tokens": 0}, 503)):
         event = b"data: " + json.dumps({"error": {"code": 503}, "usage": usage}).encode() + b"\n\n"
         assert (await looked(event))[0] == status
 
 
 @pytest.mark.parametrize("code", [400, 401, 422, "invalid_request_error", "invalid_prompt"])
-async def test_a_refusal_that_others_would_repeat_is_left_to_the_client(code: object) -> None:
+async def test_an_error_of_the_request_is_forwarded_to_the_client(code: object) -> None:
     event = b"data: " + json.dumps({"error": {"code": code}}).encode() + b"\n\n"
     assert await looked(event) == (200, event)
 
@@ -67,7 +67,7 @@ async def test_a_refusal_that_others_would_repeat_is_left_to_the_client(code: ob
 @pytest.mark.parametrize(
     "error", [{"code": "context_length_exceeded"}, {"message": "prompt is too long: 5 tokens > 4"}]
 )
-async def test_what_is_too_long_for_one_model_another_may_take(error: dict[str, str]) -> None:
+async def test_a_context_length_error_is_a_refusal(error: dict[str, str]) -> None:
     said = json.dumps({"error": {"type": "invalid_request_error", **error}}).encode()
     assert await looked(b"data: " + said + b"\n\n") == (400, said)
 
@@ -85,7 +85,7 @@ LONG = {"code": "context_length_exceeded", "message": "Your input exceeds the co
 async def looked_of_responses(*pieces: bytes) -> tuple[int, bytes]:
     dialect = OpenAIResponses()
     reader = dialect.reader(dialect.read(b'{"model":"m","input":"hi","stream":true}'), drop_usage=False)
-    return await told(await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), reader))
+    return await status_and_body(await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), reader))
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,14 @@ async def looked_of_responses(*pieces: bytes) -> tuple[int, bytes]:
         ),
     ],
 )
-async def test_a_refusal_may_come_behind_events_that_say_that_a_request_was_taken(
-    said: bytes, status: int, body: object
-) -> None:
+async def test_an_error_may_follow_events_that_accept_the_request(said: bytes, status: int, body: object) -> None:
     found, left = await looked_of_responses(*TAKEN, said)
     assert (found, json.loads(left)) == (status, body)
     plain = [piece.partition(b"\n")[2] for piece in (*TAKEN, said)]
     assert (await looked_of_responses(b"".join(plain)))[0] == status
 
 
-async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
+async def test_a_stream_with_output_or_a_final_error_is_forwarded_unchanged() -> None:
     whole = [*TAKEN, event("response.output_text.delta", delta="x"), event("response.failed", response={"error": LONG})]
     for pieces in (
         whole,
@@ -132,7 +130,7 @@ async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
     ],
     ids=["text", "text first", "comments", "cut", "no event", "closed", "no JSON"],
 )
-async def test_what_begins_in_any_other_way_goes_out_as_it_came(pieces: tuple[bytes, ...]) -> None:
+async def test_a_stream_with_any_other_start_is_forwarded_unchanged(pieces: tuple[bytes, ...]) -> None:
     assert await looked(*pieces) == (200, b"".join(pieces))
 
 
@@ -151,9 +149,9 @@ async def looked_at_json(*pieces: bytes | Exception) -> BegunResponse:
         (b'{"error":{"code":502,"message":"' + b"x" * 9_000 + b'"}}', 502),
     ],
 )
-async def test_a_whole_answer_that_is_an_error_has_the_status_that_it_names(error: bytes, status: int) -> None:
+async def test_an_error_inside_a_200_has_the_status_that_it_names(error: bytes, status: int) -> None:
     for pieces in ([error], [error[at : at + 1] for at in range(len(error))]):
-        assert await told(await looked_at_json(*pieces)) == (status, error)
+        assert await status_and_body(await looked_at_json(*pieces)) == (status, error)
 
 
 @pytest.mark.parametrize(
@@ -169,19 +167,19 @@ async def test_a_whole_answer_that_is_an_error_has_the_status_that_it_names(erro
         b'{"error":{"code":502}',
     ],
 )
-async def test_any_other_whole_answer_goes_out_as_it_came(body: bytes) -> None:
+async def test_any_other_response_is_forwarded_unchanged(body: bytes) -> None:
     for pieces in ([body], [body[:9], body[9:]]):
-        assert await told(await looked_at_json(*pieces)) == (200, body)
+        assert await status_and_body(await looked_at_json(*pieces)) == (200, body)
 
 
-async def test_a_whole_answer_that_breaks_off_does_so_for_its_reader() -> None:
+async def test_a_broken_response_raises_for_its_reader() -> None:
     begun = await looked_at_json(b'{"error":{"code":502', UpstreamProtocolError("broke off"))
     assert begun.refusal is None
     with pytest.raises(UpstreamProtocolError):
-        await told(begun)
+        await status_and_body(begun)
 
 
-def test_only_json_that_is_not_packed_is_looked_at_as_a_whole() -> None:
+def test_only_uncompressed_json_is_checked_for_errors() -> None:
     assert is_whole(FakeReply())
     assert is_whole(FakeReply(headers=[(b"content-type", b"application/json; charset=utf-8")]))
     assert not is_whole(FakeReply(headers=[(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]))
@@ -190,12 +188,12 @@ def test_only_json_that_is_not_packed_is_looked_at_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("pieces", [(), (b"\n\n",), (b": comment\n\n: and ano", b"ther"), TAKEN[:1], TAKEN])
-async def test_a_stream_that_ends_before_its_answer_had_begun_is_a_failure(pieces: Sequence[bytes]) -> None:
+async def test_a_stream_that_ends_before_any_output_is_a_failure(pieces: Sequence[bytes]) -> None:
     with pytest.raises(UpstreamProtocolError):
         await looked_of_responses(*pieces)
 
 
-async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_past_comments_is_limited_in_time_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     class Endless(FakeReply):
@@ -215,7 +213,7 @@ async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatc
     assert len(seen) <= 2
 
 
-def test_only_a_plain_stream_of_events_is_looked_at() -> None:
+def test_only_an_uncompressed_event_stream_is_checked() -> None:
     assert is_event_stream(FakeReply(headers=SSE))
     assert is_event_stream(FakeReply(headers=[(b"content-type", b"Text/Event-Stream ; charset=utf-8")]))
     assert not is_event_stream(FakeReply(headers=[*SSE, (b"content-encoding", b"gzip")]))

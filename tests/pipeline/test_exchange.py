@@ -1,4 +1,4 @@
-"""The line of one call with our own fakes: every way out settles once, and nothing that fails beside it fails a call."""
+"""One call with fakes: every way to end settles once, and other failures do not fail the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.core.session import kept_as
 from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.pipeline.exchange import Exchange
-from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
+from tests.support.fakes import BODY, KEY, SSE, STREAM, FakeReply, UnavailableStore, World
 from tests.support.records import record
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
 from tests.support.timing import eventually
@@ -35,7 +35,7 @@ def world() -> World:
     return World()
 
 
-# --- the ways out -------------------------------------------------------------------------------------------------
+# --- ways to end --------------------------------------------------------------------------------------------------
 
 
 def refuse(_: Outgoing) -> FakeReply:
@@ -65,7 +65,7 @@ WAYS_OUT: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply], str, bool]] = 
 
 
 @pytest.mark.parametrize("name", WAYS_OUT)
-async def test_every_way_out_settles_once_and_closes_the_connection(name: str, world: World) -> None:
+async def test_every_end_of_a_call_settles_once_and_closes_the_connection(name: str, world: World) -> None:
     body, answer, outcome, charged = WAYS_OUT[name]
     world.upstream.answer = answer
     await world.call(world.incoming(body))
@@ -94,7 +94,7 @@ async def test_the_store_is_read_once_before_a_call_is_sent(body: bytes, world: 
     assert reply.totals.calls == (1 if body is STREAM else 2), "a stream says at its beginning what was used before it"
 
 
-async def test_the_totals_that_go_out_before_a_file_are_read_when_it_comes(world: World) -> None:
+async def test_the_totals_sent_before_a_file_are_read_when_it_arrives(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"audio/wav")], pieces=[b"x"])
     async with world.gateway.handle(world.incoming()) as reply:
         assert world.store.asked == ["opening", "totals"], "what was read when the call began is long ago"
@@ -122,7 +122,7 @@ CANCELLED: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply]]] = {
 
 
 @pytest.mark.parametrize("name", CANCELLED)
-async def test_a_cancelled_call_settles_once_too(name: str, world: World) -> None:
+async def test_a_cancelled_call_settles_once(name: str, world: World) -> None:
     body, world.upstream.answer = CANCELLED[name]
     task = asyncio.create_task(world.call(world.incoming(body)))
     for _ in range(10):
@@ -137,7 +137,7 @@ async def test_a_cancelled_call_settles_once_too(name: str, world: World) -> Non
 
 
 async def cancelled_twice(world: World, body: bytes) -> None:
-    """A call that is cancelled in the middle of its answer, and again while the store is slow to settle it."""
+    """Cancel a call in the middle of its response, and again while the store settles it slowly."""
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), None])
     task = asyncio.create_task(world.call(world.incoming(body)))
     await eventually(lambda: world.upstream.sent)
@@ -152,7 +152,7 @@ async def cancelled_twice(world: World, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
-async def test_a_call_that_is_cancelled_again_while_it_settles_leaves_nothing_open(body: bytes, world: World) -> None:
+async def test_a_call_cancelled_again_while_it_settles_leaves_nothing_open(body: bytes, world: World) -> None:
     await cancelled_twice(world, body)
     assert (world.leases.count, world.upstream.open) == (0, 0)
     [(record, totals)] = world.recorder.records
@@ -161,7 +161,7 @@ async def test_a_call_that_is_cancelled_again_while_it_settles_leaves_nothing_op
     assert (await world.store.totals(KEY)).calls == 1
 
 
-async def test_only_a_known_reason_of_a_cancel_is_an_outcome(world: World) -> None:
+async def test_only_a_known_cancel_reason_becomes_an_outcome(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), None])
     task = asyncio.create_task(world.call(world.incoming(STREAM)))
     await eventually(lambda: world.upstream.sent)
@@ -171,7 +171,7 @@ async def test_only_a_known_reason_of_a_cancel_is_an_outcome(world: World) -> No
     assert world.record.outcome == "client_left"
 
 
-async def test_cancelled_after_the_last_byte_it_stays_what_it_was(world: World) -> None:
+async def test_a_cancel_after_the_last_byte_does_not_change_the_outcome(world: World) -> None:
     async def cancelled() -> None:
         async with world.gateway.handle(world.incoming()) as reply:
             assert reply.final
@@ -183,7 +183,7 @@ async def test_cancelled_after_the_last_byte_it_stays_what_it_was(world: World) 
     assert world.store.settled == 1
 
 
-async def test_a_bug_is_settled_as_one_and_raised(world: World) -> None:
+async def test_an_internal_error_is_settled_and_raised(world: World) -> None:
     def bug(_: Outgoing) -> FakeReply:
         raise ZeroDivisionError
 
@@ -193,7 +193,7 @@ async def test_a_bug_is_settled_as_one_and_raised(world: World) -> None:
     assert (world.record.outcome, world.record.status, world.record.charge) == ("internal_error", 500, None)
 
 
-async def test_a_bug_while_passing_on_is_charged(world: World) -> None:
+async def test_an_internal_error_while_forwarding_is_charged(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("one two three"), ZeroDivisionError()])
     with pytest.raises(ZeroDivisionError):
         await world.call(world.incoming(STREAM))
@@ -202,17 +202,17 @@ async def test_a_bug_while_passing_on_is_charged(world: World) -> None:
     assert world.record.charge.usage.output_tokens > 0
 
 
-# --- what fails beside a call -------------------------------------------------------------------------------------
+# --- failures outside of the call ---------------------------------------------------------------------------------
 
 
-async def test_an_observer_that_fails_fails_no_call_and_no_other_observer(world: World) -> None:
+async def test_a_failing_observer_affects_no_call_and_no_other_observer(world: World) -> None:
     reply, body = await world.call()
     assert reply.status == 200
     assert json.loads(body)["usage"]["total_tokens"] == 15
     assert world.record.outcome == "ok"
 
 
-async def test_while_the_store_is_away_answers_go_on_and_their_usage_is_kept(world: World) -> None:
+async def test_while_the_store_is_unavailable_running_calls_complete_and_are_settled_later(world: World) -> None:
     def answer(_: Outgoing) -> FakeReply:
         world.store.away = True
         return FakeReply()
@@ -231,7 +231,7 @@ async def test_while_the_store_is_away_answers_go_on_and_their_usage_is_kept(wor
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
-async def test_a_store_that_is_away_refuses_calls_before_they_cost(world: World, body: bytes) -> None:
+async def test_an_unavailable_store_refuses_calls_before_they_are_sent(world: World, body: bytes) -> None:
     world.store.away = True
     for _ in range(2):
         reply, _ = await world.call(world.incoming(body))
@@ -241,7 +241,7 @@ async def test_a_store_that_is_away_refuses_calls_before_they_cost(world: World,
     await world.settler.aclose()
 
 
-async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_back(world: World) -> None:
+async def test_calls_made_without_the_store_are_added_when_it_is_available_again(world: World) -> None:
     world.settler.is_open = True
     world.store.away = True
     for _ in range(3):
@@ -260,7 +260,7 @@ async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_bac
     ],
     ids=["cut", "mode"],
 )
-async def test_no_call_waits_for_a_store_that_is_known_to_be_away(
+async def test_no_call_waits_for_a_store_known_to_be_unavailable(
     world: World, asked: Directives, note: str | None
 ) -> None:
     rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(60))
@@ -283,7 +283,7 @@ async def test_no_call_waits_for_a_store_that_is_known_to_be_away(
     await world.settler.aclose()
 
 
-async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last_seen() -> None:
+async def test_without_the_store_only_the_last_known_remaining_budget_is_used() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
     world.settler.is_open = True
     assert (await world.call())[0].status == 200
@@ -298,16 +298,16 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     assert (await world.store.totals(KEY)).total_tokens == 4 * 15
 
 
-class Raced(AwayStore):
-    """Has more room when it is asked than when it is to keep something."""
+class ShrinkingStore(UnavailableStore):
+    """A store that has less space when results are stored than it reported before."""
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         return await super().keep_results(session, texts, 1)
 
 
 @pytest.mark.parametrize("limits", [Limits(tokens=100_000), Limits(calls=9), Limits()], ids=["tokens", "calls", "none"])
-async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held(limits: Limits) -> None:
-    world = World(budget=BudgetPolicy(session=limits), store=Raced())
+async def test_results_that_could_not_be_stored_are_not_sent_beyond_the_reservation(limits: Limits) -> None:
+    world = World(budget=BudgetPolicy(session=limits), store=ShrinkingStore())
     rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(900))
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     said = [
@@ -316,24 +316,24 @@ async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held
         {"role": "tool", "tool_call_id": "c", "content": rows},
     ]
     body = json.dumps({"model": "m", "messages": said}).encode()
-    reply, told = await world.call(world.incoming(body, directives=Directives(mode="handle_only")))
+    reply, body_text = await world.call(world.incoming(body, directives=Directives(mode="handle_only")))
     (balance,) = await world.store.balances([Claim(KEY.account)])
     assert balance.held == NOTHING
     if limits.tokens is None:
         assert (reply.status, len(world.upstream.sent)) == (200, 1), "how long it is costs nothing of such a budget"
     else:
         assert (reply.status, world.upstream.sent, balance.used) == (503, [], NOTHING)
-        assert b"Try again shortly" in told
+        assert b"Try again shortly" in body_text
 
 
-async def keep(world: World, tokens: int) -> None:
-    """Have the session know of an answer on which so much stands."""
+async def store_response(world: World, tokens: int) -> None:
+    """Record a response of the session with this number of stored tokens."""
     await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], tokens)))
 
 
-async def test_what_is_kept_makes_no_room_for_what_cannot_be_left_out_after_all() -> None:
-    world = World(budget=BudgetPolicy(session=Limits(tokens=200_000)), store=Raced())
-    await keep(world, 80_000)
+async def test_stored_tokens_make_no_room_for_results_that_could_not_be_stored() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=200_000)), store=ShrinkingStore())
+    await store_response(world, 80_000)
     rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(900))
     said = [
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
@@ -341,9 +341,9 @@ async def test_what_is_kept_makes_no_room_for_what_cannot_be_left_out_after_all(
     ]
     body = json.dumps({"model": "m", "previous_response_id": "resp_1", "input": said}).encode()
     asked = Directives(mode="handle_only")
-    reply, told = await world.call(world.incoming(body, "responses", directives=asked))
+    reply, body_text = await world.call(world.incoming(body, "responses", directives=asked))
     assert (reply.status, world.upstream.sent) == (503, [])
-    assert b"Try again shortly" in told
+    assert b"Try again shortly" in body_text
 
 
 def form(size: int) -> bytes:
@@ -359,7 +359,7 @@ def fim(**fields: object) -> bytes:
     [
         ("audio/transcriptions", form(4_001), 1_001),
         ("images/edits", form(10_000_000), 16_384),
-        # What cannot be read is forwarded as it came.
+        # Unreadable bodies are forwarded unchanged.
         ("fim/completions", b'{"model":"m","model":"m"}'.ljust(400_000), 100_000),
         ("fim/completions", b'\xef\xbb\xbf {"model":"m"}'.ljust(400_000), 100_000),
         ("fim/completions", fim(max_tokens=8_000), 10 + 8_000),
@@ -372,17 +372,17 @@ def fim(**fields: object) -> bytes:
         ("containers/c_1/files", form(4_000), 1),
     ],
 )
-async def test_what_a_call_is_held_as_that_is_not_weighed(path: str, body: bytes, needed: int) -> None:
+async def test_calls_without_token_counts_reserve_by_size_and_limits(path: str, body: bytes, needed: int) -> None:
     for limit, status in ((needed, 200), (needed - 1, 400)):
         world = World(budget=BudgetPolicy(session=Limits(tokens=limit)))
         assert (await world.call(world.incoming(body, path)))[0].status == status
         assert [sent.body for sent in world.upstream.sent] == [body] * (status == 200)
 
 
-async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> None:
+async def test_a_call_cancelled_while_it_reserves_leaves_no_hold() -> None:
     key = KeyLimits(Limits(calls=5))
     world = World(SessionPolicy(on_missing="none"))
-    world.store.is_deaf = True
+    world.store.responds_late = True
     plain = world.incoming(headers=[(b"content-type", b"application/json")])
     incoming = replace(plain, caller=Caller("alice", budget=key), path_session=None)
     claim = Claim(AccountKey("key", "alice"), key.limits)
@@ -396,7 +396,7 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
     assert world.upstream.sent == []
 
 
-async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: World) -> None:
+async def test_a_refusal_names_the_remedy_for_the_refusing_budget(world: World) -> None:
     declared = Directives(budget=Limits(tokens=5))
     for caller in (Caller("alice"), Caller("alice", budget=KeyLimits(Limits(tokens=10**6)))):
         _, body = await world.call(world.incoming(caller=caller, directives=declared))
@@ -406,9 +406,9 @@ async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: 
     assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
 
 
-async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_back() -> None:
+async def test_a_hold_taken_although_the_store_seemed_unavailable_is_released() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
-    world.store.is_forgetful = True
+    world.store.loses_response = True
     reply, _ = await world.call()
     assert reply.status == 503
     assert world.upstream.sent == []
@@ -419,7 +419,7 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
 
 
 @pytest.mark.parametrize("named", ["above", None])
-async def test_a_call_is_charged_to_all_that_were_above_its_session_before_the_store_went(named: str | None) -> None:
+async def test_without_the_store_a_call_is_charged_to_the_last_known_parents(named: str | None) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
     world.settler.is_open = True
     keys = (KEY, SessionKey("alice", "above"), SessionKey("alice", "top"))
@@ -434,17 +434,17 @@ async def test_a_call_is_charged_to_all_that_were_above_its_session_before_the_s
 
 
 @pytest.mark.parametrize("goes_at", ["the start", "the hold"])
-async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_known_when_the_store_goes(
+async def test_a_call_that_names_its_parent_is_charged_to_the_parents_known_at_an_outage(
     goes_at: str,
 ) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
     world.settler.is_open = True
     above, top = SessionKey("alice", "above"), SessionKey("alice", "top")
     await world.store.update(above, lambda state: state.with_parent("top"))
-    world.store.away, world.store.is_forgetful = goes_at == "the start", goes_at == "the hold"
+    world.store.away, world.store.loses_response = goes_at == "the start", goes_at == "the hold"
     reply, _ = await world.call(world.incoming(directives=Directives(parent="above")))
     assert (reply.status, "store" in world.record.notes) == (200, True)
-    world.store.away = world.store.is_forgetful = False
+    world.store.away = world.store.loses_response = False
     await world.settler.aclose()
     balances = await world.store.balances([Claim(key.account) for key in (KEY, above, top)])
     known = {"the start": 2, "the hold": 3}[goes_at]
@@ -453,7 +453,7 @@ async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_
     ] * (3 - known)
 
 
-async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes() -> None:
+async def test_holds_of_running_calls_count_as_used_without_the_store() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
     world.settler.is_open = True
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
@@ -464,8 +464,8 @@ async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes
         world.store.away = False
 
 
-class Reserving(AwayStore):
-    """Counts the holds that it is asked for."""
+class CountingStore(UnavailableStore):
+    """Count the requested reservations."""
 
     reserved = 0
 
@@ -474,8 +474,8 @@ class Reserving(AwayStore):
         return await super().reserve(opened, lease_s)
 
 
-async def test_no_part_of_a_stream_that_was_held_while_the_store_was_away_waits_for_it_when_it_is_back() -> None:
-    store = Reserving()
+async def test_a_stream_reserved_during_an_outage_does_not_wait_for_the_store_afterwards() -> None:
+    store = CountingStore()
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), store=store)
     world.settler.is_open = True
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
@@ -491,7 +491,7 @@ async def test_no_part_of_a_stream_that_was_held_while_the_store_was_away_waits_
     assert (balance.used.tokens, balance.held.tokens) == (15, 0)
 
 
-# --- the way down -------------------------------------------------------------------------------------------------
+# --- sending to the provider --------------------------------------------------------------------------------------
 
 
 async def test_a_route_changes_the_model_and_the_credential(world: World) -> None:
@@ -506,7 +506,7 @@ async def test_a_route_changes_the_model_and_the_credential(world: World) -> Non
     assert world.record.model == "q-real"
 
 
-async def test_a_credential_of_another_provider_is_not_handed_out(world: World) -> None:
+async def test_a_credential_of_another_provider_is_not_forwarded(world: World) -> None:
     world.providers["p"] = ProviderAddress("p", "http://p/v1", key_prefixes=("pk-",))
     world.providers["other"] = ProviderAddress("other", "http://o/v1", key_prefixes=("sk-",))
     incoming = world.incoming(headers=[(b"authorization", b"Bearer sk-secret-of-other")])
@@ -516,7 +516,7 @@ async def test_a_credential_of_another_provider_is_not_handed_out(world: World) 
     assert world.upstream.sent == []
 
 
-async def test_a_call_refused_before_its_body_was_read_is_answered_with_its_totals(world: World) -> None:
+async def test_a_call_refused_before_its_body_is_read_reports_the_totals(world: World) -> None:
     await world.call()
     reply, body = await world.call(world.incoming(b"", refused=UpstreamProtocolError("whatever")))
     assert json.loads(body)["error"]["message"] == "whatever"
@@ -525,7 +525,7 @@ async def test_a_call_refused_before_its_body_was_read_is_answered_with_its_tota
     assert len(world.upstream.sent) == 1
 
 
-async def test_a_window_that_one_clients_refusal_taught_is_for_all_clients_and_for_an_hour(world: World) -> None:
+async def test_a_learned_window_applies_to_all_clients_for_an_hour(world: World) -> None:
     refusal = {"code": "context_length_exceeded", "message": "This model's maximum context length is 600 tokens."}
     answers = iter([FakeReply(400, pieces=[json.dumps({"error": refusal}).encode()])])
     world.upstream.answer = lambda _: next(answers, FakeReply())
@@ -545,8 +545,8 @@ async def test_a_window_that_one_clients_refusal_taught_is_for_all_clients_and_f
     assert len(world.upstream.sent) == 4
 
 
-async def test_what_is_too_long_nobody_says_how_much_is_cut_below_what_was_sent_whatever_is_kept(world: World) -> None:
-    await keep(world, 80_000)
+async def test_a_length_error_without_a_number_trims_below_what_was_sent(world: World) -> None:
+    await store_response(world, 80_000)
     refusal = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
     answers = iter([FakeReply(400, pieces=[json.dumps({"error": refusal}).encode()])])
     world.upstream.answer = lambda _: next(answers, FakeReply())
@@ -562,8 +562,8 @@ async def test_what_is_too_long_nobody_says_how_much_is_cut_below_what_was_sent_
 
 
 @pytest.mark.parametrize(("counted", "sent"), [(900, 2), (3_000, 1)])
-async def test_what_is_fitted_again_is_within_what_is_held(counted: int, sent: int) -> None:
-    """Of a refused call the provider's own count is known: what would weigh more than is held is not sent."""
+async def test_a_request_trimmed_again_stays_within_its_reservation(counted: int, sent: int) -> None:
+    """The provider's own count of a refused call is known. A request above the reservation is not sent."""
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_200)))
     said = f"This model's maximum context length is 850 tokens. However, your messages resulted in {counted} tokens."
     error = {"code": "context_length_exceeded", "message": said}
@@ -582,10 +582,8 @@ async def test_what_is_fitted_again_is_within_what_is_held(counted: int, sent: i
 
 
 @pytest.mark.parametrize(("limits", "is_cut"), [(Limits(calls=9), False), (Limits(tokens=50_000), True)])
-async def test_what_is_sent_to_a_fallback_is_within_what_is_held_where_tokens_are_limited(
-    limits: Limits, *, is_cut: bool
-) -> None:
-    """The other model's tokenizer makes more of the same text, and nothing is held anew."""
+async def test_a_request_to_a_fallback_stays_within_a_token_reservation(limits: Limits, *, is_cut: bool) -> None:
+    """The tokenizer of the other model counts more tokens for the same text, and nothing is reserved again."""
     routes = Routes([ModelRule("gpt-4o", "p", fallback=("q/claude-opus-4-5",))], ["p", "q"], "p")
     world = World(budget=BudgetPolicy(session=limits), routes=routes)
     world.upstream.answer = lambda request: FakeReply(503 if request.url.startswith("http://p/") else 200)
@@ -602,7 +600,7 @@ async def test_what_is_sent_to_a_fallback_is_within_what_is_held_where_tokens_ar
 
 @pytest.mark.parametrize("trim", ["auto", "off", "shadow"])
 @pytest.mark.parametrize("reported", [[9_000], [10, 10, 10, 9_000]], ids=["the first", "among others"])
-async def test_what_others_were_reported_at_shuts_no_session_out(reported: list[int], trim: Any) -> None:
+async def test_usage_reported_for_other_sessions_refuses_no_session(reported: list[int], trim: Any) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
 
     async def ask(session: str, tokens: int) -> int:
@@ -620,7 +618,7 @@ async def test_what_others_were_reported_at_shuts_no_session_out(reported: list[
 
 
 @pytest.mark.parametrize("policy", ["derive", "require", "none"])
-async def test_what_is_not_metered_has_no_session(policy: Any) -> None:
+async def test_unmetered_calls_have_no_session(policy: Any) -> None:
     world = World(SessionPolicy(on_missing=policy))
     incoming = world.incoming(b"", "models", method="GET", endpoint=endpoint("GET", "models"), headers=[])
     reply, _ = await world.call(incoming)
@@ -630,6 +628,6 @@ async def test_what_is_not_metered_has_no_session(policy: Any) -> None:
     assert world.record.charge is None
 
 
-def test_handle_gives_an_exchange_that_has_done_nothing_yet(world: World) -> None:
+def test_handle_returns_an_exchange_that_has_not_started(world: World) -> None:
     assert isinstance(world.gateway.handle(world.incoming()), Exchange)
     assert world.recorder.records == []

@@ -1,4 +1,4 @@
-"""What a caller is told where no provider has an answer, by what each of them said."""
+"""The error that a caller gets if no provider responds, depending on the failure of each provider."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REFUSED = AlreadyRead(503, [], b"busy")
 SILENT, DOWN, TOO_SMALL = UpstreamTimeout("silent"), UpstreamUnreachable("down"), BudgetTooSmall(needed=900, budget=500)
 
 
-def told(*said: AlreadyRead | GatewayError) -> AlreadyRead | GatewayError:
-    """What is told where providers said this one after the other, the last of them with a fault."""
+def final_error(*said: AlreadyRead | GatewayError) -> AlreadyRead | GatewayError:
+    """Return the final error if providers failed like this in order, the last with an exception."""
     earlier = EarlierFailures()
     *before, last = said
     for one in before:
@@ -33,16 +33,16 @@ def told(*said: AlreadyRead | GatewayError) -> AlreadyRead | GatewayError:
 
 
 @pytest.mark.parametrize("before", [(), (REFUSED,), (SILENT,), (TOO_SMALL,)])
-def test_a_last_provider_that_failed_is_what_is_told(before: tuple[AlreadyRead | GatewayError, ...]) -> None:
-    assert told(*before, DOWN) is DOWN
+def test_the_failure_of_the_last_provider_is_returned(before: tuple[AlreadyRead | GatewayError, ...]) -> None:
+    assert final_error(*before, DOWN) is DOWN
 
 
 @pytest.mark.parametrize("said", [REFUSED, SILENT])
-def test_where_the_request_does_not_fit_the_last_model_what_was_said_before_is_told(
+def test_if_the_request_is_too_long_for_the_last_model_the_earlier_error_is_returned(
     said: AlreadyRead | GatewayError,
 ) -> None:
-    assert told(said, TOO_SMALL) is said
-    assert told(said, BudgetTooSmall(needed=900, budget=700), TOO_SMALL) is said
+    assert final_error(said, TOO_SMALL) is said
+    assert final_error(said, BudgetTooSmall(needed=900, budget=700), TOO_SMALL) is said
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_where_the_request_does_not_fit_the_last_model_what_was_said_before_is_t
         ((UpstreamNotTaken("half of it"),), SILENT, False),
     ],
 )
-def test_after_two_that_may_be_at_work_nobody_else_is_asked(
+def test_after_two_providers_that_may_be_working_no_other_is_tried(
     before: tuple[AlreadyRead | GatewayError, ...], last: GatewayError, is_enough: bool
 ) -> None:
     earlier = EarlierFailures()
@@ -67,10 +67,10 @@ def test_after_two_that_may_be_at_work_nobody_else_is_asked(
     assert earlier.is_enough(last) is is_enough
 
 
-def test_of_what_was_said_before_the_last_is_told() -> None:
-    assert told(SILENT, REFUSED, TOO_SMALL) is REFUSED
-    assert told(REFUSED, SILENT, TOO_SMALL) is SILENT
+def test_the_latest_of_the_earlier_errors_is_returned() -> None:
+    assert final_error(SILENT, REFUSED, TOO_SMALL) is REFUSED
+    assert final_error(REFUSED, SILENT, TOO_SMALL) is SILENT
 
 
-def test_a_request_that_fits_no_model_is_told_so() -> None:
-    assert told(BudgetTooSmall(needed=900, budget=700), TOO_SMALL) is TOO_SMALL
+def test_a_request_too_long_for_all_models_gets_the_length_error() -> None:
+    assert final_error(BudgetTooSmall(needed=900, budget=700), TOO_SMALL) is TOO_SMALL

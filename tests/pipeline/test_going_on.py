@@ -1,4 +1,4 @@
-"""A call that goes on from an answer which its provider keeps: of which session it is, and where it goes."""
+"""Calls that continue from a response stored at the provider: their session and their route."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.core.routing import ModelRule, Routes
 from gateway.dialects import endpoint
 from tests.support.fakes import SSE, FakeReply, World
 
-#: a model that two providers share, each of which keeps its own answers
+#: a model that two providers share, each of which stores its own responses
 SHARED = Routes([ModelRule("m", "p", shares=(("p", 1.0), ("q", 1.0)))], ["p", "q"], "p")
 USAGE = {"input_tokens": 100, "output_tokens": 40, "total_tokens": 140}
 
@@ -29,7 +29,7 @@ def answers(world: World, answer_id: str, **said: Any) -> None:
 
 
 def asking(world: World, text: str = "hi", path: str = "responses", **fields: Any) -> Incoming:
-    """A call that names no session by itself."""
+    """Return a call that names no session itself."""
     changes = {name: fields.pop(name) for name in ("headers", "caller") if name in fields}
     body = json.dumps({"model": "m", "input": text, **fields}).encode()
     return world.incoming(body, path, **{"headers": [(b"content-type", b"application/json")], **changes})
@@ -45,12 +45,12 @@ async def made(world: World, incoming: Incoming) -> CallRecord:
     return world.recorder.records[-1][0]
 
 
-def gone_to(world: World) -> str:
-    """The name of the provider that was asked last."""
+def last_provider(world: World) -> str:
+    """Return the name of the provider that was called last."""
     return world.upstream.sent[-1].url.removeprefix("http://")[0]
 
 
-async def test_it_is_of_the_session_that_has_the_answer_and_goes_where_that_is_kept() -> None:
+async def test_a_continued_call_keeps_the_session_and_provider_of_the_response() -> None:
     world, asked = World(routes=SHARED), set[str]()
     for number in range(12):
         answers(world, f"resp_{number}")
@@ -64,7 +64,7 @@ async def test_it_is_of_the_session_that_has_the_answer_and_goes_where_that_is_k
     assert asked == {"p", "q"}
 
 
-async def test_what_stands_on_the_answer_is_known_and_the_budget_of_the_session_binds() -> None:
+async def test_the_tokens_of_the_previous_response_count_for_the_budget() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=250)))
     answers(world, "resp_1")
     await world.call(asking(world, max_output_tokens=50))
@@ -74,7 +74,7 @@ async def test_what_stands_on_the_answer_is_known_and_the_budget_of_the_session_
     assert len(world.upstream.sent) == 1
 
 
-async def test_a_session_that_the_call_names_itself_is_its_own_and_the_answer_is_asked_for_where_it_is_kept() -> None:
+async def test_a_call_that_names_its_session_still_goes_to_the_provider_of_the_response() -> None:
     routes = Routes([ModelRule("m", "p", fallback=("q/m",))], ["p", "q"], "p")
     world = World(routes=routes)
 
@@ -94,9 +94,7 @@ async def test_a_session_that_the_call_names_itself_is_its_own_and_the_answer_is
     assert len(world.upstream.sent) == sent + 1, "the first provider, which does not know it, is not asked"
 
 
-async def test_a_credential_that_is_plainly_for_another_provider_goes_nowhere_though_the_answer_is_kept_elsewhere() -> (
-    None
-):
+async def test_a_credential_for_another_provider_is_refused_even_with_a_previous_response() -> None:
     world = World(routes=Routes([ModelRule("m", "p", fallback=("q/m",))], ["p", "q"], "p"))
     world.providers["p"] = ProviderAddress("p", "http://p/v1", key_prefixes=("sk-p-",))
     world.providers["q"] = ProviderAddress("q", "http://q/v1", key="held", key_prefixes=("sk-q-",))
@@ -110,7 +108,7 @@ async def test_a_credential_that_is_plainly_for_another_provider_goes_nowhere_th
     assert (reply.status, len(world.upstream.sent)) == (401, sent), "as without an answer to go on from"
 
 
-async def test_a_model_that_its_provider_does_not_have_goes_where_it_is_served() -> None:
+async def test_a_model_not_offered_by_the_provider_of_the_response_uses_its_own_route() -> None:
     world = World(routes=Routes([ModelRule("m", "q"), ModelRule("n", "p")], ["p", "q"], "p"))
     answers(world, "resp_1")
     first = await made(world, asking(world))
@@ -119,7 +117,7 @@ async def test_a_model_that_its_provider_does_not_have_goes_where_it_is_served()
 
 
 @pytest.mark.parametrize("on_missing", ["require", "none"])
-async def test_a_session_is_known_by_the_answer_also_where_none_would_be_derived(on_missing: Any) -> None:
+async def test_the_previous_response_names_the_session_if_none_would_be_derived(on_missing: Any) -> None:
     world = World(SessionPolicy(on_missing=on_missing))
     answers(world, "resp_1")
     first = await made(world, asking(world, headers=[(b"x-session-id", b"mine")]))
@@ -128,7 +126,7 @@ async def test_a_session_is_known_by_the_answer_also_where_none_would_be_derived
     assert not second.derived_session
 
 
-async def test_another_client_key_reaches_neither_session_nor_provider_by_the_id() -> None:
+async def test_another_client_key_cannot_use_the_response_id() -> None:
     world = World(routes=SHARED)
     world.upstream.answer = lambda _: FakeReply(404, pieces=[b"{}"])
     alone = [await made(world, asking(world, str(number), caller=Caller("bob"))) for number in range(8)]
@@ -143,7 +141,7 @@ async def test_another_client_key_reaches_neither_session_nor_provider_by_the_id
 
 
 @pytest.mark.parametrize("previous", ["resp_1", "resp_unknown", "", None, 7, {"id": []}])
-async def test_an_answer_that_is_not_stored_or_not_known_leads_nowhere(previous: Any) -> None:
+async def test_a_response_that_is_not_stored_or_unknown_names_no_session(previous: Any) -> None:
     world = World()
     answers(world, "resp_1")
     first = await made(world, asking(world, store=False))
@@ -152,7 +150,7 @@ async def test_an_answer_that_is_not_stored_or_not_known_leads_nowhere(previous:
     assert first.session != second.session == alike.session
 
 
-async def test_an_answer_that_breaks_off_is_known_by_its_first_event() -> None:
+async def test_a_broken_stream_is_known_by_its_first_event() -> None:
     world = World()
     begun = b'data: {"type":"response.created","response":{"id":"resp_1","status":"in_progress","output":[]}}\n\n'
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[begun, UpstreamTimeout("gone")])
@@ -161,7 +159,7 @@ async def test_an_answer_that_breaks_off_is_known_by_its_first_event() -> None:
     assert (await made(world, asking(world, "on", previous_response_id="resp_1"))).session == first.session
 
 
-async def test_an_answer_that_is_made_in_the_background_is_known_before_it_is_there() -> None:
+async def test_a_background_response_is_known_before_it_is_complete() -> None:
     world = World()
     answers(world, "resp_1", status="queued", usage=None)
     first = await made(world, asking(world, background=True))
@@ -170,13 +168,13 @@ async def test_an_answer_that_is_made_in_the_background_is_known_before_it_is_th
 
 
 @pytest.mark.parametrize("path", ["responses/compact", "responses/input_tokens"])
-async def test_compaction_and_counting_go_where_the_answer_is_kept(path: str) -> None:
+async def test_compaction_and_counting_use_the_provider_of_the_response(path: str) -> None:
     world, asked = World(routes=SHARED), set[str]()
     for number in range(12):
         answers(world, f"resp_{number}")
         first = await made(world, asking(world, f"begin {number}"))
         await world.call(asking(world, "x", path, previous_response_id=f"resp_{number}"))
-        assert gone_to(world) == first.provider
+        assert last_provider(world) == first.provider
         asked.add(first.provider)
         if path == "responses/compact":
             assert world.recorder.records[-1][0].session == first.session
@@ -192,22 +190,22 @@ async def test_compaction_and_counting_go_where_the_answer_is_kept(path: str) ->
         ("POST", "responses/resp_1/cancel"),
     ],
 )
-async def test_what_is_asked_about_an_answer_goes_to_the_provider_that_keeps_it(method: str, path: str) -> None:
+async def test_requests_about_a_response_go_to_the_provider_that_stores_it(method: str, path: str) -> None:
     world = World(routes=Routes([ModelRule("m", "q")], ["p", "q"], "p"))
     answers(world, "resp_1")
     await world.call(asking(world))
     limited = Caller("alice", models=("m",))
     assert (await world.call(about(world, method, path, caller=limited)))[0].status == 200
-    assert gone_to(world) == "q"
+    assert last_provider(world) == "q"
     await world.call(about(world, method, path, caller=Caller("bob")))
-    assert gone_to(world) == "p", "as whatever names no model"
+    assert last_provider(world) == "p", "as whatever names no model"
     refused, _ = await world.call(about(world, method, path, caller=Caller("bob", models=("m",))))
     assert refused.status == 404
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_while_the_store_is_away_a_call_whose_session_nobody_knows_is_to_be_tried_again(is_known: bool) -> None:
-    """`is_known`: that the store is away."""
+async def test_without_the_store_a_call_with_an_unknown_session_gets_503(is_known: bool) -> None:
+    """`is_known`: the gateway already knows that the store is unavailable."""
     world = World(SessionPolicy(on_missing="require"))
     world.store.away = True
     if is_known:
@@ -216,7 +214,7 @@ async def test_while_the_store_is_away_a_call_whose_session_nobody_knows_is_to_b
     assert (reply.status, json.loads(body)["error"]["code"]) == (503, "store_unavailable")
 
 
-async def test_while_calls_are_taken_without_the_store_its_session_is_named_by_its_text() -> None:
+async def test_without_the_store_an_open_gateway_derives_the_session_from_the_text() -> None:
     world = World()
     world.settler.is_open = world.store.away = True
     reply = await answered(world, previous_response_id="resp_1")

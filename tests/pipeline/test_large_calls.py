@@ -1,4 +1,4 @@
-"""Large bodies: read in threads and not in the event loop, and huge ones held once while their answer is awaited."""
+"""Large bodies are read in threads instead of the event loop, and huge bodies are held once while waiting."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gateway.pipeline.exchange import Exchange
 from tests.support.fakes import BODY, SSE, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion
 
-#: functions that go over a body, or over most of one
-GO_OVER = {
+#: functions that read a body, or most of one
+BODY_READERS = {
     *("read_fields", "_check_encoding", "with_form_model", "opening_items", "handles_in"),
     *("contents_of", "kept_elsewhere", "input_text", "token_ids", "_read_for_hold", "write_fields", "thinking_blocks"),
     *("referenced_tools", "routes_of", "advisors_of"),
@@ -49,8 +49,8 @@ def world() -> World:
 
 
 @contextmanager
-def called_here() -> Iterator[set[str]]:
-    """The names of all functions of the gateway that this thread calls meanwhile."""
+def record_called_functions() -> Iterator[set[str]]:
+    """Yield the names of all functions of the gateway that this thread calls in the block."""
     names = set[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -66,7 +66,7 @@ def called_here() -> Iterator[set[str]]:
 
 @pytest.mark.parametrize("has_budget", [True, False], ids=["budget", "no budget"])
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_large_body_is_not_gone_over_in_the_event_loop(name: str, has_budget: bool, world: World) -> None:
+async def test_a_large_body_is_not_read_in_the_event_loop(name: str, has_budget: bool, world: World) -> None:
     path, fields = CALLS[name]
     body = json.dumps(fields).encode() if fields else b"x" * 600_000
     assert len(body) > 2**19
@@ -74,10 +74,10 @@ async def test_a_large_body_is_not_gone_over_in_the_event_loop(name: str, has_bu
     world.upstream.answer = lambda _: FakeReply(headers=SSE if name == "stream" else [], pieces=pieces)
     budget = KeyLimits(Limits(tokens=10**9, nano_usd=10**15)) if has_budget else KeyLimits()
     incoming = world.incoming(body, path, headers=[], caller=Caller("alice", budget=budget))
-    with called_here() as names:
+    with record_called_functions() as names:
         reply, _ = await world.call(incoming)
     assert reply.status == 200, reply
-    assert names & GO_OVER == set()
+    assert names & BODY_READERS == set()
     assert "read" in names
 
 
@@ -93,7 +93,7 @@ async def test_a_small_body_is_read_in_the_event_loop_while_a_large_one_waits(wo
     assert reply.status == 200
 
 
-async def test_a_large_body_without_usage_is_charged_as_a_small_one_is(world: World) -> None:
+async def test_a_large_body_without_usage_is_charged_like_a_small_one(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(pieces=[NO_USAGE])
     for count in (10, 100):
         await world.call(
@@ -103,7 +103,7 @@ async def test_a_large_body_without_usage_is_charged_as_a_small_one_is(world: Wo
     assert large == 10 * small
 
 
-async def test_a_call_whose_settlement_is_cancelled_while_its_texts_are_read_is_charged_by_its_length(
+async def test_a_settlement_cancelled_while_texts_are_read_charges_by_body_length(
     world: World,
 ) -> None:
     until, ended = threading.Event(), asyncio.Event()
@@ -127,7 +127,7 @@ async def test_a_call_whose_settlement_is_cancelled_while_its_texts_are_read_is_
     assert world.store.settled == 1
 
 
-# --- huge ones ----------------------------------------------------------------------------------------------------
+# --- huge bodies --------------------------------------------------------------------------------------------------
 
 HUGE = [{"role": role, "content": f"{turn} " + "word " * 8000} for turn in range(120) for role in ("user", "assistant")]
 TOO_LONG = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
@@ -139,7 +139,7 @@ def huge(**changes: object) -> bytes:
     return body
 
 
-async def test_of_a_huge_body_only_its_own_bytes_are_held_while_the_answer_is_awaited(world: World) -> None:
+async def test_only_the_bytes_of_a_huge_body_are_held_while_waiting_for_the_response(world: World) -> None:
     sent = asyncio.Event()
 
     def answer(_: Outgoing) -> FakeReply:
@@ -159,7 +159,7 @@ async def test_of_a_huge_body_only_its_own_bytes_are_held_while_the_answer_is_aw
     await asyncio.wait({entering})
 
 
-async def test_a_huge_body_that_is_refused_for_its_length_is_read_again_and_trimmed(world: World) -> None:
+async def test_a_huge_body_refused_for_its_length_is_read_again_and_trimmed(world: World) -> None:
     refusal = FakeReply(400, pieces=[json.dumps({"error": TOO_LONG}).encode()])
     answers = iter([refusal])
     world.upstream.answer = lambda _: next(answers, FakeReply(pieces=[completion()]))
@@ -185,7 +185,7 @@ async def test_huge_bodies_are_planned_one_after_the_other(world: World) -> None
     assert not world.gateway.planner.huge_turn.locked()
 
 
-async def test_a_huge_body_that_is_marked_loses_its_marks_on_its_way(world: World) -> None:
+async def test_the_marks_of_a_huge_body_are_removed_before_sending(world: World) -> None:
     marked = [{**HUGE[0], "x_gateway": {"priority": 2}}, *HUGE[1:]]
     await world.call(world.incoming(huge(messages=marked)))
     assert json.loads(world.upstream.sent[0].body)["messages"] == HUGE

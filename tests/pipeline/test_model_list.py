@@ -1,4 +1,4 @@
-"""GET /v1/models: our names first, then the provider's as it wrote them; on real ports, and with the official SDKs."""
+"""GET /v1/models: the gateway's names first, then the provider's models unchanged; on real ports and with the SDKs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.gateways import GatewayThread
 from tests.support.scripted import ByteServer, Connection
 from tests.support.web import Web
 
-#: an alias, a model under its own name, and one whose name another provider has too
+#: an alias, a model under its own name, and a name that another provider uses, too
 MODELS = [
     {"match": "fast", "provider": "upstream", "name": "mock-small"},
     {"match": "mock-large", "provider": "upstream"},
@@ -47,7 +47,7 @@ def answering(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> Callab
 
 @pytest.fixture
 def upstream(byte_server: StartUpstream) -> ByteServer:
-    """A provider that answers everything with LIST."""
+    """Return a provider that responds to everything with LIST."""
     return byte_server(answering(LIST))
 
 
@@ -58,7 +58,7 @@ def other(byte_server: StartUpstream) -> ByteServer:
 
 @pytest.fixture
 def start(upstream: ByteServer, other: ByteServer, gateway_server: StartGateway) -> Callable[..., GatewayThread]:
-    """A gateway with two providers, of which "upstream" is the default."""
+    """Return a function that starts a gateway with two providers, of which "upstream" is the default."""
 
     def run(**flags: object) -> GatewayThread:
         return gateway_server(upstream.url, **{"providers.other": {"base_url": other.url, "auth": "none"}, **flags})
@@ -78,7 +78,7 @@ def names(web: Web, path: str = "/v1/models", headers: dict[str, str] | None = N
     return [row["id"] for row in answer.json["data"]]
 
 
-# --- with the SDKs, before the built-in provider -------------------------------------------------------------------------------
+# --- with the SDKs and the built-in provider -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def claude(served: GatewayThread) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-def test_the_openai_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
+def test_the_openai_sdk_lists_and_retrieves_models_of_gateway_and_provider(
     gpt: openai.OpenAI, served: GatewayThread, mock: MockProvider
 ) -> None:
     assert [model.id for model in gpt.models.list()] == ["fast", "mock-large", "mock-small"]
@@ -113,7 +113,7 @@ def test_the_openai_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
     assert served.web.get("/api/sessions/mine").status == 404, "a list is not metered"
 
 
-def test_the_anthropic_sdk_lists_ours_and_the_providers_models_and_retrieves_both(
+def test_the_anthropic_sdk_lists_and_retrieves_models_of_gateway_and_provider(
     claude: anthropic.Anthropic, mock: MockProvider
 ) -> None:
     found = list(claude.models.list(limit=2))
@@ -129,7 +129,7 @@ def test_the_anthropic_sdk_lists_ours_and_the_providers_models_and_retrieves_bot
 # --- one list --------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_provider_writes_of_a_model_survives_to_the_digit(named: GatewayThread) -> None:
+def test_model_fields_of_the_provider_are_forwarded_unchanged(named: GatewayThread) -> None:
     answer = named.web.get("/v1/models")
     assert b"1.50," in answer.body
     listed = {row["id"]: row for row in answer.json["data"]}
@@ -137,19 +137,21 @@ def test_what_a_provider_writes_of_a_model_survives_to_the_digit(named: GatewayT
     assert answer.json["total"] == 5
 
 
-def test_each_name_stands_once_and_leads_to_what_it_stands_for(named: GatewayThread) -> None:
+def test_each_name_is_listed_once_and_resolves_to_its_route(named: GatewayThread) -> None:
     ours = ["fast", "mock-large", "shared"]
     assert names(named.web) == [*ours, "one", "upstream/other-two", "bare"]
     shared = named.web.get("/v1/models").json["data"][2]
     assert shared == {"id": "shared", "object": "model", "created": 0, "owned_by": "other"}
 
 
-def test_a_model_of_ours_that_the_provider_lists_too_is_described_by_it(start: Callable[..., GatewayThread]) -> None:
+def test_a_configured_model_that_the_provider_lists_has_the_provider_fields(
+    start: Callable[..., GatewayThread],
+) -> None:
     web = start(models=[{"match": "shared", "provider": "upstream", "price": {"input": 1, "output": 1}}]).web
     assert web.get("/v1/models").json["data"][0] == ROWS[1]
 
 
-def test_fields_that_a_shape_asks_for_are_added(named: GatewayThread) -> None:
+def test_fields_required_by_the_format_are_added(named: GatewayThread) -> None:
     by_id = {row["id"]: row for row in named.web.get("/v1/models").json["data"]}
     assert by_id["bare"] == {"id": "bare", "object": "model", "created": 0, "owned_by": "upstream"}
     answer = named.web.send("GET", "/v1/models", headers=ANTHROPIC).json
@@ -157,15 +159,13 @@ def test_fields_that_a_shape_asks_for_are_added(named: GatewayThread) -> None:
     assert {(row["type"], bool(row["display_name"])) for row in answer["data"]} == {("model", True)}
 
 
-def test_a_list_that_stands_bare_is_put_into_the_shape(
-    upstream: ByteServer, start: Callable[..., GatewayThread]
-) -> None:
+def test_a_bare_list_is_converted_to_the_format(upstream: ByteServer, start: Callable[..., GatewayThread]) -> None:
     upstream.script = answering(json.dumps(ROWS).encode())
     bare = {"id": "bare", "object": "model", "created": 0, "owned_by": "upstream"}
     assert start().web.get("/v1/models").json == {"object": "list", "data": [*ROWS[:3], bare]}
 
 
-def test_our_names_stand_on_the_first_page_and_the_providers_cursors_stay(
+def test_configured_names_are_on_the_first_page_and_provider_cursors_are_kept(
     upstream: ByteServer, named: GatewayThread
 ) -> None:
     page = {"data": ROWS[:1], "has_more": True, "first_id": "one", "last_id": "one"}
@@ -177,12 +177,12 @@ def test_our_names_stand_on_the_first_page_and_the_providers_cursors_stay(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/", "/s/mine/v1/models", "/v1/v1/models"])
-def test_every_way_to_the_list_leads_to_it(path: str, named: GatewayThread) -> None:
+def test_every_path_of_the_list_works(path: str, named: GatewayThread) -> None:
     assert names(named.web, path)[:3] == ["fast", "mock-large", "shared"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fast", "/v1/models/deep", "/v1/models/other/deep"])
-def test_head_is_answered_like_get_without_the_body(path: str, named: GatewayThread) -> None:
+def test_head_responds_like_get_without_the_body(path: str, named: GatewayThread) -> None:
     connection = named.web.connect()
     with contextlib.closing(connection):
         heads = []
@@ -196,9 +196,7 @@ def test_head_is_answered_like_get_without_the_body(path: str, named: GatewayThr
     assert heads[0][0] == 200
 
 
-def test_headers_of_the_providers_answer_stay_but_for_those_of_its_body(
-    upstream: ByteServer, named: GatewayThread
-) -> None:
+def test_provider_headers_are_kept_except_those_of_its_body(upstream: ByteServer, named: GatewayThread) -> None:
     upstream.script = answering(LIST, b'etag: "1"', b"openai-version: 2020", b"x-request-id: theirs")
     answer = named.web.get("/v1/models")
     assert (answer.header("etag"), answer.header("openai-version")) == (None, "2020")
@@ -226,7 +224,7 @@ def test_headers_of_the_providers_answer_stay_but_for_those_of_its_body(
         lambda connection: connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n" + LIST[:20]),
     ],
 )
-def test_a_provider_without_a_list_hides_nothing_of_ours(
+def test_configured_models_are_listed_if_the_provider_has_no_list(
     script: Callable[[Connection], None], upstream: ByteServer, named: GatewayThread
 ) -> None:
     upstream.script = script
@@ -240,7 +238,7 @@ def test_a_gateway_without_a_default_provider_lists_its_own(start: Callable[...,
     assert names(start(models=MODELS, default_provider=None).web) == ["fast", "mock-large", "shared"]
 
 
-def test_where_nothing_is_ours_the_providers_answer_passes_through(
+def test_without_configured_models_the_provider_response_is_forwarded(
     upstream: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     web = start().web
@@ -255,7 +253,7 @@ def test_where_nothing_is_ours_the_providers_answer_passes_through(
     assert web.get("/v1/models").error["code"] == "upstream_unreachable"
 
 
-def test_a_list_of_any_length_passes_through_where_nothing_is_ours(
+def test_without_configured_models_a_list_of_any_length_is_forwarded(
     upstream: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     long = json.dumps({"data": [{"id": f"m{number}", "text": "x" * 1000} for number in range(5000)]}).encode()
@@ -268,7 +266,7 @@ def test_a_list_of_any_length_passes_through_where_nothing_is_ours(
 # --- client keys ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_key_sees_what_it_may_call_and_nothing_else(
+def test_a_client_key_sees_only_models_that_it_may_call(
     upstream: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     gateway = start(models=MODELS, **{"auth.keys": KEYS})
@@ -285,7 +283,7 @@ def test_a_client_key_sees_what_it_may_call_and_nothing_else(
     assert len(upstream.requests) == asked
 
 
-def test_a_list_that_cannot_be_read_shows_a_limited_key_nothing(
+def test_an_unreadable_list_shows_nothing_to_a_limited_key(
     upstream: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     keys = [{"name": "bob", "key": BOB, "models": ["nothing"]}]
@@ -304,7 +302,7 @@ def test_a_list_that_cannot_be_read_shows_a_limited_key_nothing(
     ("asked", "sent"),
     [("other/deep/model", "deep/model"), ("other%2Fdeep%2Fmodel", "deep%2Fmodel"), ("other%2fa:b?x=1", "a:b?x=1")],
 )
-def test_a_model_with_its_providers_name_is_asked_for_there(
+def test_a_model_with_a_provider_prefix_is_requested_from_that_provider(
     asked: str, sent: str, other: ByteServer, named: GatewayThread
 ) -> None:
     assert named.web.get(f"/v1/models/{asked}").json["id"] == "deep/model"
@@ -312,7 +310,7 @@ def test_a_model_with_its_providers_name_is_asked_for_there(
 
 
 @pytest.mark.parametrize(("name", "leads_to"), [("other/own-1", "other"), ("other%2Fhosted-1", "upstream")])
-def test_a_model_whose_name_a_route_takes_whole_is_asked_for_where_it_leads(
+def test_a_model_matched_by_a_route_is_requested_from_the_provider_of_the_route(
     name: str, leads_to: str, upstream: ByteServer, other: ByteServer, start: Callable[..., GatewayThread]
 ) -> None:
     rows = [{"match": "other/own-*", "provider": "other"}, {"match": "other/hosted-*", "provider": "upstream"}]
@@ -323,7 +321,7 @@ def test_a_model_whose_name_a_route_takes_whole_is_asked_for_where_it_leads(
 
 
 @pytest.mark.parametrize("name", ["org%2Fmodel", "one", "nobody/one", "/other"])
-def test_any_other_name_is_the_default_providers_to_answer(
+def test_any_other_model_is_requested_from_the_default_provider(
     name: str, upstream: ByteServer, other: ByteServer, named: GatewayThread
 ) -> None:
     named.web.get(f"/v1/models/{name}")
@@ -331,7 +329,7 @@ def test_any_other_name_is_the_default_providers_to_answer(
     assert other.requests == []
 
 
-def test_only_get_asks_for_the_list(upstream: ByteServer, named: GatewayThread) -> None:
+def test_only_get_returns_the_combined_list(upstream: ByteServer, named: GatewayThread) -> None:
     upstream.script = answering(b"{}")
     assert named.web.send("DELETE", "/v1/models/fast").body == b"{}"
     assert named.web.get("/v1/modelsx").body == b"{}"
@@ -350,7 +348,7 @@ def request(**changes: object) -> Incoming:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-async def test_a_provider_that_takes_too_long_is_not_waited_for(begins: bool) -> None:
+async def test_a_slow_provider_is_not_waited_for(begins: bool) -> None:
     left = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:

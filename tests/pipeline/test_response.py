@@ -1,4 +1,4 @@
-"""How an answer is passed on: what is read whole, what as it comes, and when it is settled."""
+"""Forward responses: which are read whole, which are streamed, and when the call is settled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def world() -> World:
     return World()
 
 
-async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_estimated(world: World) -> None:
+async def test_a_response_too_large_to_be_read_is_forwarded_and_estimated(world: World) -> None:
     piece = b"x" * (1 << 20)
     world.upstream.answer = lambda _: FakeReply(pieces=[piece] * (MAX_WHOLE_ANSWER // len(piece) + 2))
     size = 0
@@ -39,7 +39,7 @@ async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_esti
     assert charge.usage.input_tokens > 0
 
 
-async def test_an_answer_that_breaks_off_where_it_is_passed_on_is_told_whatever_it_called_itself(world: World) -> None:
+async def test_a_large_response_that_breaks_is_marked_as_broken(world: World) -> None:
     piece = b"{" + b" " * (1 << 20)
     pieces = [piece] * (MAX_WHOLE_ANSWER // len(piece) + 2)
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[*pieces, UpstreamProtocolError("broken")])
@@ -56,7 +56,7 @@ def spent(world: World) -> tuple[str, int, int]:
     return charge.source, charge.usage.input_tokens, charge.usage.output_tokens
 
 
-async def test_of_one_that_is_too_large_to_be_read_the_usage_is(world: World) -> None:
+async def test_the_usage_of_a_response_too_large_to_be_read_is_found(world: World) -> None:
     tail = b'], "usage": {"prompt_tokens": 100, "total_tokens": 100}}'
     numbers = [b",0.123456" * 100_000] * (MAX_WHOLE_ANSWER // 900_000 + 1)
     pieces: list[bytes] = [b'{"data": [0.1', *numbers, tail]
@@ -66,7 +66,7 @@ async def test_of_one_that_is_too_large_to_be_read_the_usage_is(world: World) ->
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-async def test_an_answer_that_breaks_off_behind_its_usage_is_charged_by_it(world: World, cut: int) -> None:
+async def test_a_response_that_breaks_after_its_usage_is_charged_by_it(world: World, cut: int) -> None:
     body = completion()
     world.upstream.answer = lambda _: FakeReply(pieces=[body[: len(body) - cut], UpstreamProtocolError("broken")])
     reply, _ = await world.call()
@@ -74,7 +74,7 @@ async def test_an_answer_that_breaks_off_behind_its_usage_is_charged_by_it(world
     assert spent(world) == ("provider", 10, 5)
 
 
-async def test_vectors_that_break_off_are_no_output(world: World) -> None:
+async def test_broken_embeddings_are_not_counted_as_output(world: World) -> None:
     vectors = b'{"data": [{"embedding": [' + b"0.123456," * 100_000
     world.upstream.answer = lambda _: FakeReply(pieces=[vectors, UpstreamProtocolError("broken")])
     await world.call(world.incoming(b'{"model":"m","input":"some words"}', "embeddings"))
@@ -82,7 +82,7 @@ async def test_vectors_that_break_off_are_no_output(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"text/plain", b"text/html", b"application/octet-stream"])
-async def test_an_answer_counts_whatever_the_provider_calls_it(world: World, kind: bytes) -> None:
+async def test_a_response_is_metered_with_any_content_type(world: World, kind: bytes) -> None:
     body = completion()
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[body[:5], body[5:]])
     _, original = await world.call()
@@ -94,7 +94,7 @@ async def test_an_answer_counts_whatever_the_provider_calls_it(world: World, kin
     "headers", [[(b"content-type", b"text/plain")], [(b"content-type", b"application/x-ndjson")], JSON, []]
 )
 @pytest.mark.parametrize("step", [1, 5, 1_000])
-async def test_a_stream_counts_whatever_the_provider_calls_it(
+async def test_a_stream_is_metered_with_any_content_type(
     world: World, headers: list[tuple[bytes, bytes]], step: int
 ) -> None:
     sent = b"".join([chunk("one "), chunk("two"), usage_chunk(), DONE])
@@ -106,7 +106,7 @@ async def test_a_stream_counts_whatever_the_provider_calls_it(
     assert original.startswith(chunk("one ") + chunk("two"))
 
 
-async def test_an_event_of_such_a_stream_waits_for_no_other(world: World) -> None:
+async def test_an_event_of_a_stream_with_a_wrong_content_type_is_not_delayed(world: World) -> None:
     first = b"data: {}\n\n"
     headers = [(b"content-type", b"text/plain")]
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[first, None])
@@ -115,7 +115,7 @@ async def test_an_event_of_such_a_stream_waits_for_no_other(world: World) -> Non
         assert await anext(aiter(reply.body)) == first
 
 
-async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> None:
+async def test_plain_text_is_forwarded_unchanged(world: World) -> None:
     text = b"error: the model is tired\n" * 9
     headers = [(b"content-type", b"text/plain")]
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[text[:3], text[3:]])
@@ -123,7 +123,7 @@ async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> Non
     assert original == text
 
 
-async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(world: World) -> None:
+async def test_invalid_utf_8_in_a_response_is_forwarded_and_metered(world: World) -> None:
     body = completion().replace(b'"content": "', b'"content": "\xff\xfe')
     assert b"\xff" in body
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
@@ -133,9 +133,7 @@ async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(wor
 
 
 @pytest.mark.parametrize("flaw", [b"\xef\xbb\xbf%b", b"%b\r\n--", b"%b\0", b"%b,}"])
-async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged_by_its_usage(
-    world: World, flaw: bytes
-) -> None:
+async def test_a_response_with_invalid_json_is_forwarded_and_charged_by_its_usage(world: World, flaw: bytes) -> None:
     body = flaw % (completion()[:-1] if flaw.endswith(b"}") else completion())
     world.upstream.answer = lambda _: FakeReply(pieces=[body])
     reply, original = await world.call()
@@ -144,7 +142,7 @@ async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged
 
 
 @pytest.mark.parametrize("text", ["x" * 1_700 + "\x01", "x" * 1_700])
-async def test_a_raw_control_character_takes_nothing_from_the_weight_of_an_event(world: World, text: str) -> None:
+async def test_a_raw_control_character_does_not_change_the_token_count_of_an_event(world: World, text: str) -> None:
     event = chunk("here").replace(b"here", text.encode())
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), event, chunk("b"), DONE])
     _, original = await world.call(world.incoming(STREAM))
@@ -152,7 +150,7 @@ async def test_a_raw_control_character_takes_nothing_from_the_weight_of_an_event
     assert spent(world)[2] in (426, 427)
 
 
-async def test_a_number_that_nobody_can_mean_spoils_nothing_else(world: World) -> None:
+async def test_an_absurd_number_in_a_response_does_not_affect_its_usage(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(
         pieces=[completion().replace(b'"created": 1', b'"created": ' + b"9" * 5_000)]
     )
@@ -160,14 +158,14 @@ async def test_a_number_that_nobody_can_mean_spoils_nothing_else(world: World) -
     assert spent(world) == ("provider", 10, 5)
 
 
-async def test_embeddings_count_whatever_the_provider_calls_them(world: World) -> None:
+async def test_embeddings_are_metered_with_any_content_type(world: World) -> None:
     body = b'{"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}'
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"text/plain")], pieces=[body])
     await world.call(world.incoming(b'{"model":"m","input":"x"}', "embeddings"))
     assert spent(world) == ("provider", 7, 0)
 
 
-async def test_nor_do_they_spoil_a_stream(world: World) -> None:
+async def test_invalid_utf_8_in_a_stream_is_forwarded_and_metered(world: World) -> None:
     pieces = [chunk("a"), chunk("bad").replace(b"bad", b"b\xffd"), chunk("c"), usage_chunk(), DONE]
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
     _, original = await world.call(world.incoming(STREAM))
@@ -177,7 +175,7 @@ async def test_nor_do_they_spoil_a_stream(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-async def test_usage_behind_the_end_mark_is_charged_and_shown_to_whoever_asked_for_it(
+async def test_usage_after_the_end_mark_is_charged_and_forwarded_only_if_requested(
     world: World, is_asked: bool
 ) -> None:
     body = STREAM[:-1] + b',"stream_options":{"include_usage":true}}' if is_asked else STREAM
@@ -187,7 +185,7 @@ async def test_usage_behind_the_end_mark_is_charged_and_shown_to_whoever_asked_f
     assert original == chunk("a") + b": 15\n\n" + DONE + (usage_chunk() if is_asked else b"")
 
 
-async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:
+async def test_the_end_mark_is_sent_after_the_settlement(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk() + DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
@@ -200,13 +198,15 @@ async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> No
 
 
 async def holds(world: World) -> int:
-    """Calls for which the session's account holds something."""
+    """Return the number of calls for which the session's account has a reservation."""
     (balance,) = await world.store.balances([Claim(KEY.account)])
     return balance.held.calls
 
 
 @pytest.mark.parametrize("headers", [SSE, [(b"content-type", b"audio/wav")]])
-async def test_a_stream_is_held_when_a_part_of_it_goes_out(world: World, headers: list[tuple[bytes, bytes]]) -> None:
+async def test_a_stream_is_reserved_when_its_first_part_is_sent(
+    world: World, headers: list[tuple[bytes, bytes]]
+) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[chunk("a"), chunk("b"), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
@@ -216,10 +216,10 @@ async def test_a_stream_is_held_when_a_part_of_it_goes_out(world: World, headers
     assert await holds(world) == 0
 
 
-async def test_a_stream_that_comes_whole_is_settled_without_a_hold(world: World) -> None:
+async def test_a_stream_that_arrives_whole_is_settled_without_a_reservation(world: World) -> None:
     whole_stream = chunk("a") + usage_chunk() + DONE
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole_stream])
-    world.store.is_deaf = True  # whoever asks for a hold waits for a minute
+    world.store.responds_late = True  # a reservation would take a minute
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
         pieces = [piece async for piece in reply.body]
@@ -227,7 +227,7 @@ async def test_a_stream_that_comes_whole_is_settled_without_a_hold(world: World)
     assert world.store.settled == 1
 
 
-async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world: World) -> None:
+async def test_a_stream_continues_if_the_store_becomes_unavailable_before_its_first_part(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
@@ -239,7 +239,7 @@ async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world
     assert (await world.store.totals(KEY)).total_tokens == 15
 
 
-async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_goes_out(world: World) -> None:
+async def test_a_stream_that_cannot_be_reserved_is_journaled_before_its_first_part_is_sent(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
@@ -250,7 +250,7 @@ async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_
     await world.settler.aclose()
 
 
-async def test_a_budget_that_is_set_before_the_first_part_of_a_stream_lets_it_go_on_and_be_charged(
+async def test_a_stream_continues_under_a_budget_set_before_its_first_part(
     world: World,
 ) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
@@ -267,7 +267,7 @@ async def test_a_budget_that_is_set_before_the_first_part_of_a_stream_lets_it_go
     assert (await world.store.totals(KEY)).total_tokens == 15
 
 
-async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> None:
+async def test_without_stream_totals_a_stream_is_forwarded_unchanged() -> None:
     world = World(SessionPolicy(stream_totals=False))
     pieces = [chunk("a"), DONE]
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
@@ -276,7 +276,7 @@ async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> Non
 
 
 @pytest.mark.parametrize("is_compressed", [False, True])
-async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: World, is_compressed: bool) -> None:
+async def test_a_file_keeps_its_content_length_unless_it_is_decompressed(world: World, is_compressed: bool) -> None:
     plain = b"sound" * 100
     sent = gzip.compress(plain) if is_compressed else plain
     headers = [(b"content-type", b"audio/wav"), (b"content-length", b"%d" % len(sent))]
@@ -289,7 +289,7 @@ async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: W
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/problem+json", "Application/JSON", ""])
-async def test_an_answer_in_json_is_settled_before_it_is_passed_on(world: World, content_type: str) -> None:
+async def test_a_json_response_is_settled_before_it_is_forwarded(world: World, content_type: str) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", content_type.encode())])
     async with world.gateway.handle(world.incoming()) as reply:
         assert isinstance(reply.body, bytes)
@@ -298,7 +298,7 @@ async def test_an_answer_in_json_is_settled_before_it_is_passed_on(world: World,
         assert reply.charge is not None
 
 
-async def test_a_refusal_of_the_provider_is_passed_on_with_the_totals_and_costs_nothing(world: World) -> None:
+async def test_an_error_of_the_provider_is_forwarded_with_the_totals_and_costs_nothing(world: World) -> None:
     await world.call()
     world.upstream.answer = lambda _: FakeReply(429, pieces=[b'{"error":', b'"slow down"}'])
     reply, body = await world.call()
@@ -308,7 +308,7 @@ async def test_a_refusal_of_the_provider_is_passed_on_with_the_totals_and_costs_
     assert reply.totals.total_tokens == 15
 
 
-# --- sound and pictures -------------------------------------------------------------------------------------------
+# --- audio and images ---------------------------------------------------------------------------------------------
 
 
 FORM = (
@@ -330,7 +330,7 @@ async def charged(world: World, path: str, body: bytes, kind: bytes, answer: byt
 
 
 @pytest.mark.parametrize("kind", [b"audio/mpeg", b"application/octet-stream"])
-async def test_what_sound_costs_is_not_known(world: World, kind: bytes) -> None:
+async def test_the_cost_of_audio_output_is_unknown(world: World, kind: bytes) -> None:
     tokens_in, tokens_out, usd = await charged(world, "audio/speech", SPEECH, kind, b"\xff\xfb" * 900)
     assert (tokens_in > 0, tokens_out, usd) == (True, 0, None)
     assert (await world.store.totals(KEY)).unpriced_calls == 1
@@ -341,7 +341,7 @@ async def test_what_sound_costs_is_not_known(world: World, kind: bytes) -> None:
 @pytest.mark.parametrize(
     "answer", [b'{"data": [{"b64_json": "aGVsbG8="}]}', b'{"data": [{"url": "http://x"}]}', b'{"audio": "aGVsbG8="}']
 )
-async def test_nor_is_what_a_picture_costs(world: World, answer: bytes) -> None:
+async def test_the_cost_of_images_is_unknown(world: World, answer: bytes) -> None:
     assert (await charged(world, "images/generations", SPEECH, b"application/json", answer))[1:] == (0, None)
 
 
@@ -352,7 +352,7 @@ async def test_nor_is_what_a_picture_costs(world: World, answer: bytes) -> None:
         (b"text/plain; charset=utf-8", b"word" * 100, 100),
     ],
 )
-async def test_a_transcription_is_weighed_and_what_its_sound_costs_is_not_known(
+async def test_a_transcription_is_counted_but_the_cost_of_its_audio_is_unknown(
     kind: bytes, answer: bytes, output: int
 ) -> None:
     world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
@@ -361,11 +361,11 @@ async def test_a_transcription_is_weighed_and_what_its_sound_costs_is_not_known(
     assert world.record.spent.nano_usd == max(hold, output * 10_000)
 
 
-async def test_media_whose_usage_is_reported_have_their_cost(world: World) -> None:
+async def test_media_with_reported_usage_have_a_cost(world: World) -> None:
     said = await charged(world, "audio/transcriptions", FORM, b"application/json", b'{"text": "words"' + USAGE)
     assert said == (50, 7, Decimal("0.00012"))
 
 
-async def test_one_without_any_media_has_its_estimated_cost(world: World) -> None:
+async def test_a_response_without_media_has_an_estimated_cost(world: World) -> None:
     answer = b'{"results": [{"index": 0, "relevance_score": 0.5}]}'
     assert (await charged(world, "rerank", SPEECH, b"application/json", answer))[2] == Decimal("0.000002")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.server import serving
-from tests.support.asgi import alive
+from tests.support.asgi import with_lifespan
 from tests.support.web import connect, read_all
 
 Headers = list[tuple[bytes, bytes]]
@@ -29,7 +29,9 @@ def said(request: bytes, *messages: dict[str, Any]) -> bytes:
         for message in messages:
             await send(message)
 
-    options = serving.make_config(alive(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
+    options = serving.make_config(
+        with_lifespan(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1
+    )
     with serving.ServerThread(options) as server, connect(server.url) as sock:
         sock.sendall(request)
         return read_all(sock)

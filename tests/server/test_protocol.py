@@ -15,7 +15,7 @@ import pytest
 from gateway.mock import MockProvider, MockServer
 from gateway.server import serving
 from tests.conftest import StartGateway
-from tests.support.asgi import alive
+from tests.support.asgi import with_lifespan
 from tests.support.gateways import until
 from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, read_until, talk
@@ -226,7 +226,9 @@ def test_closing_connection_ends_even_if_its_client_reads_nothing() -> None:
         asked.set()
         await breaks_off(scope, receive, send)
 
-    options = serving.make_config(alive(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
+    options = serving.make_config(
+        with_lifespan(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1
+    )
     options.linger_s = 0.1
     with serving.ServerThread(options) as server, socket.socket() as client:
         host, port = server.url.removeprefix("http://").split(":")

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.server import serving
 from gateway.server.protocol import ServerConfig
-from tests.support.asgi import alive
+from tests.support.asgi import with_lifespan
 from tests.support.gateways import until
 from tests.support.web import connect, read_all, read_until
 
@@ -54,7 +54,9 @@ def application() -> Application:
 
 @pytest.fixture
 def options(application: Application) -> ServerConfig:
-    made = serving.make_config(alive(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    made = serving.make_config(
+        with_lifespan(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1
+    )
     made.ws_ping_interval, made.ws_ping_timeout, made.linger_s = 0.05, 0.1, 0.1
     return made
 
@@ -120,7 +122,9 @@ def test_complete_message_releases_its_memory(url: str, options: ServerConfig, a
 
 @pytest.fixture
 def patient_url(application: Application) -> Iterator[str]:
-    made = serving.make_config(alive(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    made = serving.make_config(
+        with_lifespan(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1
+    )
     with serving.ServerThread(made) as running:
         yield running.url
 

@@ -24,7 +24,7 @@ from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.timing import LIMIT_S, eventually
-from tests.support.web import Web, chat_bytes, read_until, shown_usage, talk
+from tests.support.web import Web, chat_bytes, parse_usage, read_until, talk
 from tests.support.web import connect as connect_plain
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -88,7 +88,7 @@ def test_official_sdk_gets_responses_and_is_metered(gateway: GatewayThread, mock
             assert events[-1].response.output_text == f"You said: {text}"
     billed = mock.billed()
     shown: Any = events[-1].to_dict()["headers"]
-    assert shown_usage(str(shown["x-session-cumulative-token-usage"])) == (
+    assert parse_usage(str(shown["x-session-cumulative-token-usage"])) == (
         billed.input_tokens, billed.output_tokens, billed.input_tokens + billed.output_tokens,
     )  # fmt: skip
     assert shown["x-session-id"] == session
@@ -357,8 +357,8 @@ def test_without_totals_in_streams_the_last_event_has_those_from_before_the_call
         first = answer(socket)[-1]["headers"]
         ask(socket)
         second = answer(socket)[-1]["headers"]
-    assert shown_usage(first["x-session-cumulative-token-usage"])[2] == 0
-    assert shown_usage(second["x-session-cumulative-token-usage"])[2] > 0
+    assert parse_usage(first["x-session-cumulative-token-usage"])[2] == 0
+    assert parse_usage(second["x-session-cumulative-token-usage"])[2] > 0
     assert second["x-session-usage-final"] == "false"
 
 

@@ -33,7 +33,7 @@ from gateway.core.steps import (
 )
 from gateway.core.stored import Ending
 from gateway.core.usage import Totals
-from tests.support.fakes import KEY, SSE, AwayStore, FakeReply, World
+from tests.support.fakes import KEY, SSE, FakeReply, UnavailableStore, World
 from tests.support.scripted import DONE, chunk, completion
 from tests.support.timing import eventually
 
@@ -779,7 +779,7 @@ async def test_observers_are_notified_of_each_change_and_their_errors_fail_no_ca
     assert {(one.session, one.agent) for one in watching.changes} == {(KEY, "default")}
 
 
-class Flaky(AwayStore):
+class Flaky(UnavailableStore):
     error: StoreUnavailable | None = None
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
@@ -870,7 +870,7 @@ async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
 
 @pytest.mark.parametrize("is_written", [True, False])
 async def test_a_call_cancelled_while_its_step_is_stored_is_charged_once(*, is_written: bool) -> None:
-    class Slow(AwayStore):
+    class Slow(UnavailableStore):
         async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
             if ending is None:
                 return await super().settle(record)

@@ -16,7 +16,7 @@ from gateway.stores.memory import MemoryStore
 from tests.support.timing import eventually
 
 
-class AwayStore(MemoryStore):
+class UnavailableStore(MemoryStore):
     """A store that a test can make unavailable."""
 
     away = False
@@ -38,7 +38,7 @@ class AwayStore(MemoryStore):
             raise StoreUnavailable("away")
 
 
-class AwayAfterOne(AwayStore):
+class AwayAfterOne(UnavailableStore):
     """A store that accepts one write and is unavailable at the next."""
 
     async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
@@ -97,7 +97,7 @@ async def test_only_the_newest_are_kept() -> None:
 
 
 async def test_many_reports_are_one_write() -> None:
-    store = AwayStore()
+    store = UnavailableStore()
     learner = Learner(store, write_after_s=0.01)
     for number in range(100):
         learner.report(f"k{number}", off(1))
@@ -107,7 +107,7 @@ async def test_many_reports_are_one_write() -> None:
 
 
 async def test_outage_costs_only_the_lessons_of_other_workers() -> None:
-    store = AwayStore()
+    store = UnavailableStore()
     store.away = True
     learner = Learner(store, write_after_s=0.01)
     assert (await learner.taught("k")).offsets == ()
@@ -181,7 +181,7 @@ async def test_limit_of_any_worker_is_trusted_for_an_hour() -> None:
 
 
 async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minute() -> None:
-    store, clock = AwayStore(), [1e9]
+    store, clock = UnavailableStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     assert await second.limit("p", "m") is None
     first.report_limit("p", "m", LengthLimit(2_000))
@@ -199,7 +199,7 @@ async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minu
 
 
 async def test_failed_read_is_repeated_after_the_outage() -> None:
-    store, clock = AwayStore(), [1e9]
+    store, clock = UnavailableStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     first.report("k", off(3))
     await settled(first)
@@ -212,7 +212,7 @@ async def test_failed_read_is_repeated_after_the_outage() -> None:
 
 async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
     clock = [1e9]
-    store = AwayStore()
+    store = UnavailableStore()
     store.away = True
     learner = Learner(store, now=lambda: clock[0])
     learner.report_limit("p", "m", LengthLimit(2_000))

@@ -24,7 +24,7 @@ from tests.conftest import StartGateway
 from tests.stores.counting import counts, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer
-from tests.support.fakes import KEY, AwayStore, FakeReply, World
+from tests.support.fakes import KEY, FakeReply, UnavailableStore, World
 
 
 class Counted:
@@ -89,7 +89,7 @@ async def test_a_call_waits_for_so_many_round_trips(
     store: RedisStore, servers: RedisServer | RedisCluster, kind: str
 ) -> None:
     together, apart, limits, caller, above = CALLS[kind]
-    world = World(store=cast("AwayStore", store), budget=BudgetPolicy(session=limits))
+    world = World(store=cast("UnavailableStore", store), budget=BudgetPolicy(session=limits))
     for session, parent in pairwise(["s", *above]):
         await store.update(SessionKey("alice", session), lambda state, parent=parent: state.with_parent(parent))  # type: ignore[misc]
     await world.call(world.incoming(caller=caller))
@@ -101,7 +101,7 @@ async def test_a_call_waits_for_so_many_round_trips(
 async def test_only_a_call_that_goes_on_from_an_answer_waits_for_what_is_known_of_that(
     store: RedisStore, servers: RedisServer | RedisCluster
 ) -> None:
-    world = World(store=cast("AwayStore", store))
+    world = World(store=cast("UnavailableStore", store))
     answer = b'{"id": "resp_1", "status": "completed", "output": []}'
     world.upstream.answer = lambda _: FakeReply(pieces=[answer])
     alone, going_on = (

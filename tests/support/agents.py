@@ -1,4 +1,4 @@
-"""Agent sessions in Anthropic's Messages format: a client that sends everything back, and a model that calls tools."""
+"""Play agent sessions in Anthropic's Messages format: a client with full history and a model that calls tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SYSTEM = "You repair a large program. Work file by file."
 
 @dataclass
 class Session:
-    """What a session was: the status of each call, its responses, and the messages at the end."""
+    """A finished session: the status of each call, its response headers, and the messages at the end."""
 
     statuses: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -52,9 +52,9 @@ class Session:
 def script(
     turns: int, *, every: int = 0, seed: int = 1, thinking_lines: int = 6, names: Sequence[str] = ()
 ) -> Iterator[Turn]:
-    """Yield the model's turns: each thinks and calls a tool; `every` so many of them it answers the user instead.
+    """Yield the model's turns: each thinks and calls a tool; every `every`-th one sends text to the user instead.
 
-    `names`: the tools that it calls, again from the first one after the last; any if empty.
+    `names`: the tools to call, in a cycle; random tools if empty.
     """
     chance = random.Random(seed)
     for number in range(1, turns + 1):
@@ -101,7 +101,7 @@ def play(
     caches: bool = False,
     names: Sequence[str] = (),
 ) -> Session:
-    """Play a session against a running gateway; it goes on after an error as an agent would: with the same messages."""
+    """Play a session against a running gateway and return it; it ends at the first error."""
     provider.push(*script(turns, every=every, seed=seed, names=names))
     client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none", max_retries=0)
     session = Session(messages=messages or [{"role": "user", "content": "Repair the program, part by part."}])

@@ -1,4 +1,4 @@
-"""Applications of a test's own."""
+"""ASGI applications for tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-def alive(answer: Application) -> Application:
-    """An application that starts and stops when it is told to, and leaves all else to `answer`."""
+def with_lifespan(answer: Application) -> Application:
+    """Return an application that handles the lifespan protocol and passes all other scopes to `answer`."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":

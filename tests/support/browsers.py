@@ -1,4 +1,4 @@
-"""A real browser for tests of the dashboard, and what must not happen on its pages."""
+"""Run a real browser for tests of the dashboard, and collect errors on its pages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.support.timing import LIMIT_S
 
-#: what Debian, Ubuntu and Google call it
+#: the names of Chromium in Debian, Ubuntu and Google's packages
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-#: reports what the page's Content-Security-Policy stopped
+#: reports what the page's Content-Security-Policy blocked
 _WATCH = (
     "document.addEventListener('securitypolicyviolation', e => console.error('CSP', e.violatedDirective, e.blockedURI))"
 )
 
 
 def find() -> str:
-    """The path of Chromium. Without one a test is skipped, but not in CI."""
+    """Return the path of Chromium. Without Chromium, skip the test, or fail it in CI."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         reason = "Chromium is missing, and these tests need it: apt-get install chromium"
@@ -35,21 +35,21 @@ def find() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window."""
+    """Yield a headless browser."""
     path = find()
     expect.set_options(timeout=LIMIT_S * 1_000)
     with sync_playwright() as playwright:
-        # Its sandbox needs rights that root in a container does not have; it only visits a server of ours.
+        # Chromium's sandbox needs rights that root lacks in a container. It only visits servers of the tests.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @dataclass
-class Watched:
-    """A page, and what went wrong on it: errors of its scripts, of its console, of its policy, and alerts.
+class WatchedPage:
+    """A page and its problems: script errors, console errors, violations of its policy, and alerts.
 
-    `allowed`: parts of messages that a test brings about itself, such as an answer of 401.
+    `allowed`: parts of messages that the test itself causes, such as a 401 response.
     """
 
     page: Page
@@ -60,28 +60,28 @@ class Watched:
     def listen(self) -> None:
         self.page.add_init_script(_WATCH)
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        self.page.on("console", self._said)
-        self.page.on("dialog", self._asked)
-        self.page.on("request", self._asks)
+        self.page.on("console", self._on_console)
+        self.page.on("dialog", self._on_dialog)
+        self.page.on("request", self._on_request)
 
-    def _said(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning") and not any(part in message.text for part in self.allowed):
             self.wrong.append(f"{message.type}: {message.text}")
 
-    def _asked(self, dialog: Any) -> None:
+    def _on_dialog(self, dialog: Any) -> None:
         self.wrong.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def _asks(self, request: Any) -> None:
+    def _on_request(self, request: Any) -> None:
         if not request.url.startswith(("http://127.0.0.1:", "data:")):
             self.wrong.append(f"asked another host: {request.url}")
 
 
 @contextmanager
-def opened(browser: Browser, **options: Any) -> Iterator[Watched]:
-    """A page in a context of its own; nothing may have gone wrong on it in the end."""
+def opened(browser: Browser, **options: Any) -> Iterator[WatchedPage]:
+    """Yield a page in its own context; fail at the end if it has problems."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-    watched = Watched(context.new_page(), context)
+    watched = WatchedPage(context.new_page(), context)
     watched.page.set_default_timeout(LIMIT_S * 1_000)
     watched.listen()
     try:

@@ -1,4 +1,4 @@
-"""Work that is cancelled at a place of its own: at its n-th wait, wherever that is."""
+"""Cancel a coroutine at its n-th wait."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class CancelledAt:
-    """`await CancelledAt(work, {3})`: work whose task is cancelled when it begins to wait for the third time.
+    """Await `work`, whose task is cancelled when it starts its n-th wait, for each n in `places`.
 
-    `waits`: how often it has waited. The task is cancelled as `Task.cancel` does it, also while the work deals with a
-    cancel before.
+    `waits`: how often it has waited. The task is cancelled as by `Task.cancel`, even while the work handles an earlier
+    cancellation.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], places: Collection[int]) -> None:
@@ -36,12 +36,12 @@ class CancelledAt:
             thrown = None
             try:
                 yield waited_for
-            except BaseException as error:  # given to the work
+            except BaseException as error:  # raised in the work
                 thrown = error
 
 
 async def cancelled_at(work: Coroutine[Any, Any, T], *places: int) -> bool:
-    """Do it in a task of its own that is cancelled at these waits; whether it came to the last of them."""
+    """Run the work in its own task, cancelled at these waits; return True if it reached the last of them."""
     cancelled = CancelledAt(work, places)
 
     async def run() -> None:

@@ -24,9 +24,9 @@ from tests.support.claude_grammar import Finding, Model
 
 Json = dict[str, Any]
 
-#: rules that the built-in provider leaves to the messages' own grammar
+#: rules that the built-in provider leaves to the grammar of messages
 _GRAMMAR = ("first", "empty", "pairs")
-#: rules of which the pages say only what the newest models refuse
+#: rules that the pages state only for the newest models
 _FIELDS = ("thinking_type", "between_tools", "forced", "sampling", "prefill")
 _BINDING = ("prefix_changed", "gap", "restored")
 _TEXTS = (
@@ -46,7 +46,7 @@ _PATH = re.compile(r"messages\.\d+(?:\.content\.\d+)?")
 
 @dataclass
 class Result:
-    """What the comparison of some sessions found."""
+    """The findings of comparing some sessions."""
 
     requests: int = 0
     unsure: int = 0
@@ -55,7 +55,7 @@ class Result:
 
 
 class Caller:
-    """Calls the built-in provider without a network."""
+    """Call the built-in provider without a network."""
 
     def __init__(self, *, old_account: bool) -> None:
         self.provider = MockProvider(claude=CLAUDE_RULES, behaviour=Behaviour(old_account=old_account))
@@ -85,7 +85,7 @@ class Caller:
 
 
 def compare(seed: int, result: Result) -> None:
-    """Play one generated session and add what it shows to `result`."""
+    """Play one generated session and add the findings to `result`."""
     chance = random.Random(seed)
     caller = Caller(old_account=chance.random() < 0.3)
     checker = ClaudeChecker(new_account=not caller.provider.behaviour.old_account)

@@ -21,7 +21,7 @@ THINKING = ("thinking", "redacted_thinking")
 
 @dataclass(frozen=True)
 class _Born:
-    """What a thinking block was created after."""
+    """The prefix that a thinking block was created after."""
 
     model: Model
     prefix: tuple[str, ...]

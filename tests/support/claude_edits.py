@@ -171,7 +171,7 @@ class Edits:
             block["input"] = {**block["input"], "path": "other"}
 
     def mark_in_input(self) -> None:
-        """Add what looks like a cache mark to the input of a tool call, where it is none."""
+        """Add a false cache mark to the input of a tool call."""
         block = self._block("tool_use")
         if block is not None:
             block["input"] = {**block["input"], "cache_control": MARK}
@@ -293,7 +293,7 @@ class Edits:
         self.body[name] = self._chance.choice(values)
 
     def usual_fields(self) -> None:
-        """Undo what may have a request refused for its fields."""
+        """Undo edits whose fields the provider may refuse."""
         for name in ("temperature", "top_p", "top_k", "tool_choice"):
             self.body.pop(name, None)
         self.body["thinking"] = {"type": "adaptive"}

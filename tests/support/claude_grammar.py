@@ -48,11 +48,11 @@ class Model:
 
     @property
     def always_refuses(self) -> bool:
-        """Return True where a changed prefix is an error on every account, old ones included."""
+        """Return True if a changed prefix is an error on every account, even on old accounts."""
         return self.family in _TOP and self.version >= ((5, 2) if self.family == "fable" else (5, 1))
 
     def reads(self, other: "Model") -> bool | None:
-        """Return whether this model reads the thinking of `other`, or None where the pages do not say."""
+        """Return whether this model reads the thinking of `other`, or None if the pages do not say."""
         if self == other:
             return True
         if other.family in _TOP and other.version >= (5, 2):

@@ -1,4 +1,4 @@
-"""Agent sessions that use what Anthropic's API does by itself: compaction, context edits, task budgets, fallbacks."""
+"""Agent sessions that use Anthropic's own context features: compaction, context edits, task budgets, fallbacks."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Json = dict[str, Any]
 
 @dataclass
 class Feature:
-    """What a session asks the API for. `fields` go with every request but that for a summary."""
+    """The features that a session requests. `fields` are sent with every request except the request for a summary."""
 
     betas: list[str]
     fields: Json = field(default_factory=dict)
     model: str = "claude-opus-5-5"
     lines: int = 40
     compacts_every: int = 0
-    """Turns after which the client asks for a summary; 0: never."""
+    """Number of turns after which the client asks for a summary; 0: never."""
     keeps: int = 0
-    """Messages that the client keeps after a summary."""
+    """Number of messages that the client keeps after a summary."""
     refuses_every: int = 0
-    """Turns after which the first model refuses."""
+    """Number of turns after which the first model refuses."""
     remaining_at: int = 0
-    """The turn that says what is left of the task budget."""
+    """The turn that sends the remaining task budget."""
     stream: bool = False
     lowers: tuple[int, int] = (0, 0)
-    """The turn from which on the client asks for a context budget, and that budget; 0: never."""
+    """The turn from which on the client requests a context budget, and that budget; 0: never."""
 
 
 @dataclass
 class Played:
-    """What became of a session."""
+    """The results of a session."""
 
     errors: list[str] = field(default_factory=list)
     responses: list[Json] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Played:
 
 
 class Agent:
-    """A client that sends its whole history, and compacts it as the documentation says."""
+    """A client that sends its whole history, and compacts it as documented."""
 
     def __init__(self, base_url: str, provider: MockProvider, feature: Feature, headers: dict[str, str]) -> None:
         self._client = anthropic.Anthropic(
@@ -59,11 +59,11 @@ class Agent:
         self._feature = feature
         self.messages: list[Any] = [{"role": "user", "content": "Repair the program, part by part."}]
         self.headers: dict[str, str] = {}
-        """What the client sends from now on."""
+        """Additional headers of the following requests."""
         self.played = Played()
 
     def play(self, turns: int) -> Played:
-        """Play as many turns; stop at the first error."""
+        """Play this number of turns; stop at the first error."""
         try:
             for number, turn in enumerate(self._turns(turns), 1):
                 self._provider.push(turn)
@@ -101,14 +101,14 @@ class Agent:
         self.messages.append({"role": "user", "content": found or "Go on."})
 
     def compact(self) -> None:
-        """Replace the older messages by their summary. They end with a tool's result, the kept ones begin after it."""
+        """Replace older messages by their summary. They end with a tool result; the kept messages start after it."""
         count = len(self.messages) - self._feature.keeps
         self.messages[:count] = [{"role": "assistant", "content": self.ask_for_summary(self.messages[:count])}]
         if not self._feature.keeps:
             self.messages.append({"role": "user", "content": "Go on with the next part."})
 
     def ask_for_summary(self, messages: list[Any]) -> list[Json]:
-        """Return the signed block that stands for these messages."""
+        """Return the signed block that replaces these messages."""
         self._provider.push(Turn())
         answer = self._ask(messages, compaction={"type": "summarize"}, max_tokens=2_000)
         assert answer["stop_reason"] == "compaction", answer

@@ -1,4 +1,4 @@
-"""The `gateway` command as a user runs it: in process for the quick ones, as a process of its own for those that serve."""
+"""Run the `gateway` command as a user does: quick commands in this process, `gateway serve` in its own process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.support.gateways import COMPILED, ROOT, STARTS_S, until
+from tests.support.gateways import PYCACHE_VARIABLE, ROOT, STARTS_S, until
 from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended. `out` is stdout, `err` stderr."""
+    """The result of a command. `out` is stdout, `err` stderr."""
 
     code: int
     out: str
@@ -40,24 +40,24 @@ class Done:
 
 
 def checked(code: int, out: str, err: str) -> Done:
-    """Whatever happens, nobody is shown a traceback."""
+    """Return the result of a command; fail if its output has a traceback."""
     assert "Traceback" not in out + err, out + err
     return Done(code, out, err)
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Runs commands in `folder`, with an environment of their own."""
+    """Run commands in `folder`, with their own environment."""
 
     folder: Path
 
     def __call__(self, *args: str | Path, env: Mapping[str, str] | None = None) -> Done:
-        """In this process."""
+        """Run a command in this process."""
         result = CliRunner().invoke(app, [str(arg) for arg in args], env=dict(env or {}), catch_exceptions=False)
         return checked(result.exit_code, result.stdout, result.stderr)
 
     def process(self, *args: str | Path, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
-        """`python -m gateway …`."""
+        """Run `python -m gateway …` in its own process."""
         ended = subprocess.run(
             command(args),
             check=False,
@@ -71,20 +71,20 @@ class Commands:
         return checked(ended.returncode, ended.stdout, ended.stderr)
 
     def file(self, text: str, name: str = "own.yaml") -> Path:
-        """A configuration file."""
+        """Write a configuration file and return its path."""
         path = self.folder / name
         path.write_text(text)
         return path
 
 
-def _command_of(pid: str) -> str:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended since
+def _command_line(pid: str) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended since
         return Path(f"/proc/{pid}/cmdline").read_text()
     return ""
 
 
 class Serving:
-    """`gateway serve …` in a process of its own, from its first line on."""
+    """`gateway serve …` in its own process, started as soon as its first lines are printed."""
 
     def __init__(self, folder: Path, args: tuple[str | Path, ...], env: Mapping[str, str] | None) -> None:
         self._errors = folder / f"stderr-{time.monotonic_ns()}.txt"
@@ -105,25 +105,25 @@ class Serving:
 
     @property
     def log(self) -> str:
-        """Everything said so far, on stderr."""
+        """Return everything that was written to stderr so far."""
         return self._errors.read_text()
 
     @property
     def said(self) -> str:
-        """Everything said so far, on stdout."""
+        """Return everything that was written to stdout so far."""
         return self._out.read_text()
 
     @property
     def children(self) -> list[int]:
-        """Its worker processes."""
+        """Return the process ids of its workers."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in pids if "spawn_main" in _command_of(pid)]
+        return [int(pid) for pid in pids if "spawn_main" in _command_line(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = LIMIT_S) -> int:
-        """Its exit code."""
+        """Wait for the process and return its exit code."""
         return self.process.wait(seconds)
 
     def stop(self) -> None:
@@ -137,18 +137,20 @@ class Serving:
         checked(0, self.said, self.log)
 
 
-def shut(closed: str, commands: Commands, args: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """`gateway …` that a shell starts with some of its streams closed, as `>&-`."""
+def run_with_closed_streams(
+    closed: str, commands: Commands, args: list[str], env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run `gateway …` from a shell that closes some of its streams, as in `>&-`."""
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *command(tuple(args))], check=False, timeout=STARTS_S,
         capture_output=True, text=True, cwd=commands.folder, env=environment(commands.folder, env),
     )  # fmt: skip
 
 
-def to(
+def run_with_output(
     stdout: int, commands: Commands, args: list[str], env: dict[str, str], stderr: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
-    """`gateway …` whose output goes there."""
+    """Run `gateway …` with these file descriptors as its output."""
     return subprocess.run(
         command(tuple(args)), check=False, stdout=stdout, stderr=stderr, text=True, timeout=STARTS_S,
         cwd=commands.folder, env=environment(commands.folder, env),
@@ -160,6 +162,6 @@ def command(args: tuple[Any, ...]) -> list[str]:
 
 
 def environment(folder: Path, more: Mapping[str, str] | None) -> dict[str, str]:
-    """No setting and no key of whoever runs the tests; no home folder of theirs either."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", COMPILED) if name in os.environ}
+    """Return an environment without the settings, keys and home folder of the person who runs the tests."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", PYCACHE_VARIABLE) if name in os.environ}
     return {**kept, "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(more or {})}

@@ -1,4 +1,4 @@
-"""Long conversations of an agent with tools, as requests hold them."""
+"""Long conversations of an agent with tools, in the format of chat requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOLS = [
 
 
 def step(number: int, lines: int = 30) -> list[dict[str, Any]]:
-    """A call and its result, about 16 tokens a line."""
+    """Return a call and its result, about 16 tokens per line."""
     call = {
         "id": f"call_{number}",
         "type": "function",
@@ -33,5 +33,5 @@ def step(number: int, lines: int = 30) -> list[dict[str, Any]]:
 
 
 def agent(steps: int, lines: int = 30) -> list[dict[str, Any]]:
-    """The conversation after so many steps."""
+    """Return the conversation after this number of steps."""
     return [SYSTEM, TASK, *(message for number in range(steps) for message in step(number, lines))]

@@ -1,4 +1,4 @@
-"""A gateway of fakes: its providers, its store and its observers are our own, and nothing leaves the process."""
+"""A gateway with fake providers, store and observers: nothing leaves the process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FakeReply:
     status: int = 200
     headers: Sequence[tuple[bytes, bytes]] = field(default_factory=lambda: JSON)
     pieces: Sequence[bytes | Exception | None] = (completion(),)
-    """None: nothing more comes."""
+    """None: the stream stays silent from there."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
         for piece in self.pieces:
@@ -105,25 +105,26 @@ class Failing(Observer):
         raise RuntimeError("an observer's bug")
 
 
-class AwayStore(MemoryStore):
-    """A memory store that can be away.
+class UnavailableStore(MemoryStore):
+    """A memory store that can be unavailable.
 
-    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost. `is_slow`: it takes a
-    minute to settle.
+    - `responds_late`: it reserves, but responds a minute later.
+    - `loses_response`: it reserves, but its response is lost.
+    - `is_slow`: it takes a minute to settle.
     """
 
     away = False
-    is_deaf = False
-    is_forgetful = False
+    responds_late = False
+    loses_response = False
     is_slow = False
     is_settling = False
     settled = 0
 
     def __init__(self) -> None:
         super().__init__()
-        #: what was read of sessions and accounts, in this order
+        #: names of the reads of sessions and accounts, in order
         self.asked: list[str] = []
-        #: what was asked of it while it was away
+        #: names of the requests that failed because the store was unavailable
         self.missed: list[str] = []
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
@@ -137,11 +138,11 @@ class AwayStore(MemoryStore):
         return await super().settle(record, ending)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
-        self._look("update")
+        self._access("update")
         return await super().update(session, change)
 
     async def totals(self, session: SessionKey) -> Totals:
-        self._look("totals", is_read=True)
+        self._access("totals", is_read=True)
         return await super().totals(session)
 
     async def opening(
@@ -153,38 +154,38 @@ class AwayStore(MemoryStore):
         return found
 
     async def remembered(self, session: SessionKey) -> Remembered:
-        self._look("remembered", is_read=True)
+        self._access("remembered", is_read=True)
         return await super().remembered(session)
 
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        self._look("answered", is_read=True)
+        self._access("answered", is_read=True)
         return await super().answered(namespace, answer)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
-        self._look("reserve")
+        self._access("reserve")
         granted = await super().reserve(opened, lease_s)
-        if self.is_deaf:
+        if self.responds_late:
             await asyncio.sleep(60)
-        if self.is_forgetful:
+        if self.loses_response:
             raise StoreUnavailable("no answer in time")
         return granted
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
-        self._look("standings", is_read=True)
+        self._access("standings", is_read=True)
         return await super().balances(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
-        self._look("missing_results")
+        self._access("missing_results")
         return await super().missing_results(session, handles)
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
-        self._look("keep_results")
+        self._access("keep_results")
         return await super().keep_results(session, texts, most)
 
     async def ping(self) -> None:
-        self._look("ping")
+        self._access("ping")
 
-    def _look(self, name: str, *, is_read: bool = False) -> None:
+    def _access(self, name: str, *, is_read: bool = False) -> None:
         if is_read:
             self.asked.append(name)
         if self.away:
@@ -193,7 +194,7 @@ class AwayStore(MemoryStore):
 
 
 class World:
-    """A gateway of fakes. Models named "q-…" go to the provider q, which has a price and a key; all others to p."""
+    """A gateway of fakes. Models named "q-…" go to provider q, which has a price and a key; others go to provider p."""
 
     def __init__(
         self,
@@ -204,19 +205,19 @@ class World:
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
         agents: Mapping[str, Agent] | None = None,
-        store: AwayStore | None = None,
+        store: UnavailableStore | None = None,
         upstream: FakeUpstream | None = None,
         routes: Routes = ROUTES,
         facts: Callable[[Route], ModelFacts] = lambda route: ModelFacts(price=PRICE if route.provider == "q" else None),
     ) -> None:
-        self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or AwayStore(), Recorder()
+        self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or UnavailableStore(), Recorder()
         self.settler = Settler(self.store)
         self.providers = {
             "p": ProviderAddress("p", "http://p/v1", "none"),
             "q": ProviderAddress("q", "http://q/v1", key="held"),
         }
         ids = count(1)
-        #: what is to be settled should the worker die while the store is away
+        #: records that are settled later if the worker dies while the store is unavailable
         self.noted: Sequence[CallRecord] = ()
         self.leases = Leases(
             self.store,
@@ -226,7 +227,7 @@ class World:
             away=self.settler.away,
             note=self._note,
         )
-        #: seconds by which the worker's clock is ahead of the machine's
+        #: seconds by which the worker's clock is ahead of the machine's clock
         self.ahead_s = 0.0
         learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
         planner = Planner(
@@ -286,13 +287,13 @@ class World:
         self.noted = records
 
     async def call(self, incoming: Incoming | None = None) -> tuple[ClientResponse, bytes]:
-        """A reply and its whole body, as a client that stays gets it."""
+        """Return a response and its whole body, as a client gets it that stays connected."""
         async with self.gateway.handle(incoming or self.incoming()) as reply:
             return reply, await whole(reply)
 
     @property
     def record(self) -> CallRecord:
-        """The only record there is."""
+        """Return the only record."""
         [(record, _)] = self.recorder.records
         return record
 

@@ -1,4 +1,4 @@
-"""A conversation of an agent as the requests of each API hold it."""
+"""A conversation of an agent in the request format of each API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMITS = {"messages": "max_tokens", "responses": "max_output_tokens", "chat": "
 
 @dataclass(frozen=True)
 class Format:
-    """One API: where its requests go and how they are written."""
+    """An API: the path of its requests and their format."""
 
     wire: str
 
@@ -31,16 +31,16 @@ class Format:
         return _ARRAYS[self.wire]
 
     def body(self, messages: Sequence[Json], *, limit: int | None = 200, **fields: Any) -> Json:
-        """A request; `messages` as a chat request has them."""
+        """Return a request; `messages` are in chat format."""
         limits = {} if limit is None else {_LIMITS[self.wire]: limit}
         return {"model": MODEL[self.wire], **limits, **self.written(messages), **fields}
 
     def agent(self, steps: int, **fields: Any) -> Json:
-        """A request of an agent after so many steps."""
+        """Return a request of an agent after this number of steps."""
         return self.body(agent(steps), **fields)
 
     def written(self, messages: Sequence[Json]) -> Json:
-        """The fields that hold the messages."""
+        """Return the fields that hold the messages."""
         if self.wire == "chat":
             return {"messages": list(messages)}
         system = "\n".join(message["content"] for message in messages if message["role"] == "system")
@@ -50,12 +50,12 @@ class Format:
         return {"system": system, "messages": [_anthropic(message) for message in spoken]}
 
     def sent(self, body: bytes) -> list[Json]:
-        """The elements of a body that reached the provider."""
+        """Return the messages of a body that reached the provider."""
         found: list[Json] = json.loads(body)[self.array]
         return found
 
     def pairs(self, elements: Sequence[Json]) -> tuple[list[str], list[str]]:
-        """Ids of calls and of results, in order."""
+        """Return the ids of the tool calls and of the tool results, in order."""
         if self.wire == "responses":
             return (
                 [item["call_id"] for item in elements if item.get("type") == "function_call"],

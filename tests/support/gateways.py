@@ -1,4 +1,4 @@
-"""The gateway as production starts it, in a thread or as a process of its own."""
+"""Start the gateway as in production, in a thread or in its own process."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
 ROOT = Path(__file__).parent.parent.parent
-#: a process of its own has all modules to load
+#: longer than the usual limit, since a new process loads all modules
 STARTS_S = 60.0
-#: the variable that says where compiled modules are; a process that did not know would compile all of them again
-COMPILED = "PYTHONPYCACHEPREFIX"
+#: This variable names the folder of compiled modules. A process without it would compile all of them again.
+PYCACHE_VARIABLE = "PYTHONPYCACHEPREFIX"
 _BANNER = re.compile(r"^gateway \S+ · (http://\S+)$", re.MULTILINE)
 
 
 def write_config(folder: Path, upstream: str, flags: Mapping[str, object]) -> Path:
-    """A configuration file (JSON is YAML) for one provider, "upstream". `flags`: dotted key path -> value."""
+    """Write a configuration file (JSON is YAML) for one provider, "upstream". `flags`: dotted key path -> value."""
     settings: dict[str, Any] = {
-        # What a provider says is seen as it is; tests/e2e/test_retries.py is about the patience with it.
+        # Without retries and circuit breaker, tests see each error of a provider. tests/e2e/test_retries.py tests both.
         "providers": {
             "upstream": {"base_url": upstream, "auth": "none", "retries": 0, "breaker": {"failures": 1000}},
         },
@@ -54,7 +54,7 @@ def write_config(folder: Path, upstream: str, flags: Mapping[str, object]) -> Pa
 
 
 def until(condition: Callable[[], Any], seconds: float = LIMIT_S, what: str = "") -> Any:
-    """Poll until the condition holds; its value."""
+    """Poll until the condition holds; return its value."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -95,29 +95,29 @@ class GatewayThread:
         self.web = Web(self.url)
 
     def stop(self) -> None:
-        """As SIGTERM: answers under way end within the grace, everything is settled."""
+        """Stop as after SIGTERM: running calls end within the grace period, and everything is settled."""
         if self._running:
             self._running = False
             self._thread.__exit__()
-            self._give_log_back()
+            self._restore_log()
 
     def stop_soon(self) -> None:
-        """As `stop`, for a test that has ended: nobody waits for it, unless a call is left that others might notice."""
+        """Stop in the background after a test. Wait only for running calls, which might affect the next test."""
         if self._app.running:
             self.stop()
         elif self._running:
             self._running = False
-            self._give_log_back()
+            self._restore_log()
             stopping.soon(self._thread.__exit__)
 
-    def _give_log_back(self) -> None:
+    def _restore_log(self) -> None:
         log = logging.getLogger("gateway")
         log.handlers[:], log.propagate, level = self._log
         log.setLevel(level)
 
 
 class GatewayProcess:
-    """`gateway serve` in a process of its own, for signals."""
+    """`gateway serve` in its own process, for signals."""
 
     def __init__(self, folder: Path, upstream: str, flags: Mapping[str, object]) -> None:
         self.folder = folder
@@ -125,16 +125,16 @@ class GatewayProcess:
         self.file = write_config(folder, upstream, flags)
         self.errors = folder / "stderr.txt"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-        if COMPILED in os.environ:
-            environment[COMPILED] = os.environ[COMPILED]
+        if PYCACHE_VARIABLE in os.environ:
+            environment[PYCACHE_VARIABLE] = os.environ[PYCACHE_VARIABLE]
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(self.file), "--port", "0"]
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr)
-        self.url = until(self._announced, STARTS_S, "the gateway says where it is")
+        self.url = until(self._printed_url, STARTS_S, "the gateway says where it is")
         self.base_url = f"{self.url}/v1"
         self.web = Web(self.url)
 
-    def _announced(self) -> str | None:
+    def _printed_url(self) -> str | None:
         text = self.errors.read_text()
         assert self.process.poll() is None, text
         found = _BANNER.search(text)
@@ -142,7 +142,7 @@ class GatewayProcess:
 
     @property
     def rss(self) -> int:
-        """Resident bytes."""
+        """Return the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE")
 
@@ -150,7 +150,7 @@ class GatewayProcess:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = LIMIT_S) -> int:
-        """Its exit code."""
+        """Wait for the process and return its exit code."""
         return self.process.wait(seconds)
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""How deep JSON must be nested that no Python reads it."""
+"""Define a JSON nesting depth that no Python version can parse."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: levels; Python 3.14 reads as many as the stack of a thread has room for, which are some hundred thousand
+#: Levels. Python 3.14 parses as many as a thread's stack holds: some hundred thousand.
 DEEP: Final = 1_000_000

@@ -1,4 +1,4 @@
-"""Reads the text that Prometheus reads, as strictly as its documents have it (exposition format 0.0.4)."""
+"""Parse the Prometheus text format strictly by its documentation (exposition format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Samples:
 
 
 def read(text: str) -> Samples:
-    """The samples; whatever is not as it must be fails."""
+    """Return the samples of a text; fail if anything is invalid."""
     found = Samples()
     assert text.endswith("\n")
     for line in text.removesuffix("\n").split("\n"):

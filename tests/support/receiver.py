@@ -1,4 +1,4 @@
-"""A real server that takes events, as a user's own program would."""
+"""A real HTTP server that receives webhook events, like a program of the user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """A server that takes events. `answers`: statuses in their order, then 204; `gate`: it answers once that is open."""
+    """A server that receives events. `answers`: its statuses in order, then 204. It responds once `gate` is open."""
 
     requests: list[Received] = field(default_factory=list)
     answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
@@ -64,7 +64,7 @@ def serving(receiver: Receiver) -> Iterator[Receiver]:
         daemon_threads = True
 
         def handle_error(self, *_: Any) -> None:
-            """A client that leaves is none of its troubles."""
+            """Ignore clients that disconnect."""
 
     server = Server(("127.0.0.1", 0), Handler)
     receiver.url = f"http://127.0.0.1:{server.server_port}/hooks/very-secret-path?token=hidden"

@@ -1,4 +1,4 @@
-"""Records of calls that nobody made, written straight into a store: thousands of them in a second."""
+"""Write call records straight into a store, without making the calls: thousands per second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _numbers = count()
 
 
 def record(session: str, at: float, *, model: str = "mock-large", cost: str = "0.001") -> CallRecord:
-    """A call that went well."""
+    """Return the record of a successful call."""
     number = next(_numbers)
     charge = Charge(Usage.of(1000, 10), "provider", Decimal(cost))
     return CallRecord(
@@ -30,7 +30,7 @@ def record(session: str, at: float, *, model: str = "mock-large", cost: str = "0
 
 
 def settle(file: Path, records: Sequence[CallRecord]) -> None:
-    """Write them, in a thread of its own: where a browser is driven, its loop runs in this one."""
+    """Write the records from another thread: with a browser, the event loop of the browser runs in this thread."""
 
     async def write() -> None:
         store = SqliteStore(file, timeout_s=5)

@@ -1,4 +1,4 @@
-"""An upstream that does to the bytes whatever a test wants: a small server whose script holds the socket."""
+"""An upstream that controls every byte: a small server whose script writes to the socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Received:
 
 @dataclass
 class Connection:
-    """What a script plays on."""
+    """A connection that a script writes to."""
 
     sock: socket.socket
     request: Received
@@ -54,19 +54,19 @@ class Connection:
         self.sent += len(data)
 
     def whole(self, body: bytes, *headers: bytes, status: bytes = b"200 OK") -> None:
-        """A whole JSON answer, or whatever its own content-type header says."""
+        """Send a whole JSON response, or another content type if `headers` name one."""
         lines = [b"HTTP/1.1 " + status, b"content-length: %d" % len(body), b"connection: close", *headers]
         if not any(line.lower().startswith(b"content-type:") for line in headers):
             lines.append(b"content-type: application/json")
         self.send(b"\r\n".join(lines) + b"\r\n\r\n" + body)
 
     def reset(self) -> None:
-        """Close with RST in place of FIN."""
+        """Close with RST instead of FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
     def wait_until_left(self, seconds: float = 60) -> bool:
-        """Say nothing until the other side closes; whether it did."""
+        """Stay silent until the client closes the connection; return True if it did."""
         deadline = time.monotonic() + seconds
         self.sock.settimeout(0.05)
         while time.monotonic() < deadline and not self.stopping.is_set():
@@ -85,9 +85,9 @@ Script = Callable[[Connection], None]
 
 @dataclass
 class ByteServer:
-    """Reads one request per connection, hands the socket to `script`, then closes it. `script` may be replaced.
+    """Read one request per connection, pass the socket to `script`, then close it. `script` can be replaced.
 
-    `tls`: it speaks TLS with this certificate.
+    `tls`: use TLS with this certificate.
     """
 
     script: Script
@@ -156,7 +156,7 @@ def _read(sock: socket.socket) -> Received | None:
 
 
 def completion(**changes: object) -> bytes:
-    """A whole chat answer that bills 10 + 5 tokens."""
+    """Return a whole chat response that bills 10 + 5 tokens."""
     message = {"role": "assistant", "content": "hello"}
     body = {
         "id": "chatcmpl-1",
@@ -170,7 +170,7 @@ def completion(**changes: object) -> bytes:
 
 
 def chunk(text: str | None = None, **changes: object) -> bytes:
-    """One event of a chat stream."""
+    """Return one event of a chat stream."""
     delta = {} if text is None else {"content": text}
     choice = {"index": 0, "delta": delta, "finish_reason": None}
     body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "scripted"}
@@ -178,7 +178,7 @@ def chunk(text: str | None = None, **changes: object) -> bytes:
 
 
 def usage_chunk(prompt: int = 10, output: int = 5) -> bytes:
-    """The event that carries the usage."""
+    """Return the event that carries the usage."""
     usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     return chunk(choices=[], usage=usage)
 
@@ -187,7 +187,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Held:
-    """A script of calls that are under way until they are released: of a stream the beginning has come by then."""
+    """A script whose calls run until they are released. A stream sends its first chunk before."""
 
     def __init__(self) -> None:
         self._released = threading.Event()

@@ -1,4 +1,4 @@
-"""Servers of tests that have ended, stopped while the next one runs: each takes a fifth of a second, and only waits."""
+"""Stop the servers of finished tests while the next test runs: stopping one takes 0.2 s of waiting."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _under_way: list[Future[object]] = []
 
 
 def soon(stop: Callable[[], object]) -> None:
-    """Have it done beside the tests that follow; `wait` tells what went wrong in it."""
+    """Run `stop` in the background while tests continue; `wait` raises its errors."""
     _under_way.append(_threads.submit(stop))
 
 
 def wait() -> None:
-    """Until all that was begun is done.
+    """Wait until everything that was submitted is done.
 
     Raises:
-        Exception: what went wrong in one of them.
+        Exception: the error of one of the functions.
     """
     while _under_way:
         _under_way.pop().result(LIMIT_S)

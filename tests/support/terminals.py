@@ -1,4 +1,4 @@
-"""A command of `gateway` in a real terminal (a pty) of a given width."""
+"""Run a `gateway` command in a real terminal (a pty) of a given width."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A command whose stdin and stdout are a terminal, `columns` wide; `has_stderr`: so is its stderr."""
+    """A command whose stdin and stdout are a terminal, `columns` wide; with `has_stderr`, so is its stderr."""
 
     def __init__(
         self, folder: Path, columns: int, *args: str | Path, stdin: str = "", has_stderr: bool = False
@@ -38,15 +38,15 @@ class Terminal:
         os.close(slave)
 
     def shown(self) -> list[str]:
-        """The lines of a command that ended well and said nothing on stderr."""
+        """Return the lines of a command that succeeded and wrote nothing to stderr."""
         done = self.done()
         assert (done.code, done.err) == (0, "")
         return done.lines
 
     def done(self) -> Done:
-        """How it ended; its output without what styles it."""
+        """Return the result of the command; its output has no escape sequences."""
         text = b""
-        with contextlib.suppress(OSError):  # the end, where the other side is closed
+        with contextlib.suppress(OSError):  # raised at the end, when the other side is closed
             while piece := os.read(self._master, 65536):
                 text += piece
         os.close(self._master)

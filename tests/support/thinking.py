@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-#: The beta that controls the check of thinking blocks, and reports it.
+#: The beta that controls the check of thinking blocks and reports it.
 BETA = "thinking-binding-controls-2026-08-01"
 
 

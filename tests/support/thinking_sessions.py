@@ -21,7 +21,7 @@ from typing import Any
 from gateway.mock import CLAUDE_RULES, MockProvider, ToolCall, Turn
 from gateway.mock.app import create_app
 from gateway.server import serving
-from tests.support.asgi import alive
+from tests.support.asgi import with_lifespan
 from tests.support.claude_checker import ClaudeChecker
 from tests.support.claude_grammar import BETA
 from tests.support.gateways import GatewayThread
@@ -30,10 +30,10 @@ from tests.support.web import Reply
 Json = dict[str, Any]
 
 PATH = "/v1/messages"
-#: refusals of the gateway that a session may get: budgets, and content that cannot be made to fit
+#: refusals of the gateway that a session may get: budgets, and content that cannot be trimmed to fit
 DOCUMENTED = ("budget_exhausted", "context_length_exceeded")
 MODELS = ("claude-fable-5-2", "claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-mythos-5-1")
-#: models without the check, which others read
+#: models without the check, whose thinking other models can read
 OLDER = ("claude-opus-5", "claude-sonnet-5", "claude-opus-4-8")
 NAMES = ("read", "search", "edit", "run")
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgoAAAANSUhEUg=="}}
@@ -54,7 +54,7 @@ STEPS: Json = {
         ]
     },
 }  # fmt: skip
-#: configurations of the gateway, by dotted path
+#: configurations of the gateway by dotted key path
 SHAPES: tuple[Mapping[str, object], ...] = (
     {},
     {"context.recall": "off"},
@@ -63,14 +63,14 @@ SHAPES: tuple[Mapping[str, object], ...] = (
     {"context.on_overflow": "least"},
     {"store.url": "memory://"},
 )
-#: how clients write JSON
+#: separators of the JSON of different clients
 STYLES: tuple[Json, ...] = ({}, {"separators": (",", ":")}, {"separators": (",", ":"), "ensure_ascii": False})
-#: the shape that forgets everything at a restart
+#: the shape whose store loses everything at a restart
 FORGETFUL = 5
 
 
 class Recorder:
-    """The built-in provider as an application that has each request and its response checked."""
+    """The built-in provider as an ASGI application that checks each request and response."""
 
     def __init__(self) -> None:
         self.provider = MockProvider(claude=CLAUDE_RULES)
@@ -95,7 +95,7 @@ class Recorder:
             raw, more = raw + message.get("body", b""), message.get("more_body", False)
         is_messages = scope["path"] == PATH
         body = json.loads(raw) if is_messages else {}
-        # A summary is asked for without tools.
+        # Requests for a summary have no tools.
         if body.get("tools"):
             self.provider.push(self.turn(body))
         sent: list[Any] = []
@@ -162,7 +162,7 @@ def gathered(events: list[Json]) -> Json:
 
 @dataclass
 class Plan:
-    """How a generated session goes."""
+    """The plan of a generated session."""
 
     seed: int
     most_turns: int = 40
@@ -247,7 +247,7 @@ class Client:
         return {**body, "stream": True} if chance.random() < plan.streams else body
 
     def take(self, content: list[Json]) -> None:
-        """Take a response, run its tools, and say something."""
+        """Take a response, run its tools, and add a user message."""
         chance = self.chance
         self.messages.append({"role": "assistant", "content": content})
         calls = [block["id"] for block in content if block["type"] == "tool_use"]
@@ -278,14 +278,14 @@ class Client:
         return [{"type": "text", "text": text}] if chance.random() < 0.2 else text
 
     def _strip(self, stop: int) -> None:
-        """Leave the thinking of the messages before `stop` out for ever."""
+        """Leave out the thinking of the messages before `stop` from now on."""
         for message in self.messages[: max(0, stop)]:
             if message["role"] == "assistant":
                 message["content"] = [one for one in message["content"] if "thinking" not in one["type"]]
         self.messages = [one for one in self.messages if one["content"]]
 
     def _compact(self) -> None:
-        """Replace all but the newest messages by a summary. Their thinking is bound to what they followed."""
+        """Replace all but the newest messages by a summary. Their thinking is bound to the messages before them."""
         start = next((n for n in range(len(self.messages) - 4, 0, -1) if self.messages[n]["role"] == "assistant"), 0)
         summary = {"role": "user", "content": f"Summary of {start} messages: the first parts are done."}
         self.messages = [summary, *self.messages[start:]] if start else self.messages
@@ -302,7 +302,7 @@ class Client:
 
 @dataclass
 class Outcome:
-    """What became of a session."""
+    """The results of a session."""
 
     plan: Plan
     failures: list[str] = field(default_factory=list)
@@ -314,7 +314,7 @@ class Outcome:
 
 @dataclass
 class Stage:
-    """A recorder on a port, and gateways in front of it by their shape."""
+    """A recorder on a port, and gateways in front of it, by shape."""
 
     folder: Path
     recorder: Recorder
@@ -420,7 +420,9 @@ def _turn(plan: Plan, *, may_be_silent: bool) -> Turn:
 def stage(folder: Path) -> Iterator[Stage]:
     """Start the recorder; stop it and all gateways at the end."""
     recorder = Recorder()
-    options = serving.make_config(alive(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1)
+    options = serving.make_config(
+        with_lifespan(recorder), max_head_bytes=65_536, max_body=2**28, head_timeout_s=60, grace_s=1
+    )
     with serving.ServerThread(options) as server:
         made = Stage(folder, recorder, server.url)
         yield made

@@ -1,4 +1,4 @@
-"""Threads that tell whether anything was handed to them, however soon it was done."""
+"""A thread pool that counts the functions submitted to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class CountedThreads(ThreadPoolExecutor):
-    """Counts what is handed to it."""
+    """Count the submitted functions."""
 
     handed = 0
 

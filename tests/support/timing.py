@@ -1,4 +1,4 @@
-"""Bounds that a slow machine keeps: work is counted where it can be, and waited for without haste where it cannot."""
+"""Time limits that a slow machine keeps: count work where possible, otherwise wait with a generous limit."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any, Final
 
-#: What is done in time takes a small part of it even on a slow machine; what is not has to take several times as long,
-#: so a test makes the wrong way minutes long, or endless.
+#: Correct code needs a small part of this time even on a slow machine. Wrong code has to need several times as long, so
+#: tests make it take minutes or forever.
 LIMIT_S: Final = 15.0
 
 
 @contextmanager
 def in_time(at_least: float = 0.0, at_most: float = LIMIT_S) -> Iterator[None]:
-    """What is done inside takes at least and less than at most so many seconds."""
+    """Fail unless the block takes at least `at_least` and less than `at_most` seconds."""
     started = time.monotonic()
     yield
     took = time.monotonic() - started
     assert at_least <= took < at_most, f"it took {took:.2f} s"
 
 
-def ends(work: Callable[[], object]) -> None:
-    """Do in a thread what may never end, and fail where it does not end in time."""
+def assert_ends(work: Callable[[], object]) -> None:
+    """Run work in a thread and fail if it does not end within the limit."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
@@ -35,15 +35,15 @@ def ends(work: Callable[[], object]) -> None:
 
 
 async def eventually(condition: Callable[[], object], what: str = "") -> None:
-    """Let the event loop run on until the condition holds."""
+    """Let the event loop run until the condition holds."""
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {LIMIT_S:g} s: {what or condition}"
         await asyncio.sleep(0.005)
 
 
-class _Skipping(selectors.DefaultSelector):
-    """Waits for no timer: says what the time would be at its end."""
+class _SkippingSelector(selectors.DefaultSelector):
+    """Skip timers: advance the clock by the timeout instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,22 +59,22 @@ class _Skipping(selectors.DefaultSelector):
 
 class _SkippingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
-        self._clock = _Skipping()
+        self._clock = _SkippingSelector()
         super().__init__(self._clock)
 
     def time(self) -> float:
         return self._clock.now
 
 
-def in_no_time(work: Coroutine[Any, Any, None]) -> None:
-    """Do it where each wait takes as long as it says, on the loop's own clock, and no time on ours."""
+def run_without_waiting(work: Coroutine[Any, Any, None]) -> None:
+    """Run work on an event loop whose clock skips all waits."""
     with asyncio.Runner(loop_factory=_SkippingLoop) as runner:
         runner.run(work)
 
 
 @asynccontextmanager
-async def turns_counted() -> AsyncIterator[Callable[[], int]]:
-    """How many turns the event loop has made since, for whoever asks."""
+async def count_loop_turns() -> AsyncIterator[Callable[[], int]]:
+    """Yield a function that returns how many turns the event loop has made since."""
     turns = 0
 
     async def turn() -> None:
@@ -89,8 +89,8 @@ async def turns_counted() -> AsyncIterator[Callable[[], int]]:
     turning.cancel()
 
 
-def calls_made(work: Callable[[], object]) -> int:
-    """How many functions are called for it, those written in C among them: its amount on any machine."""
+def count_calls(work: Callable[[], object]) -> int:
+    """Return how many functions `work` calls, including C functions: a cost that does not depend on the machine."""
     number = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Plain HTTP clients: one on http.client for what SDKs hide, one on a bare socket for what no client would send."""
+"""Plain HTTP clients: one on http.client for what SDKs hide, one on a bare socket for invalid requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 CHAT = "/v1/chat/completions"
-#: silence of a server that a client bears
-PATIENCE_S = 60.0
+#: seconds of silence after which a client gives up
+CLIENT_TIMEOUT_S = 60.0
 HI = [{"role": "user", "content": "hi"}]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. `clean`: its body ended as HTTP says it must; else the connection broke off."""
+    """A response. `clean`: its body ended as HTTP requires; otherwise the connection broke."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -39,7 +39,7 @@ class Reply:
 
     @property
     def data_lines(self) -> list[str]:
-        """The data of each event of a stream."""
+        """Return the data of each event of a stream."""
         lines = self.body.decode(errors="replace").split("\n")
         return [line.removeprefix("data:").removeprefix(" ") for line in lines if line.startswith("data:")]
 
@@ -49,7 +49,7 @@ class Reply:
 
     @property
     def comments(self) -> dict[str, str]:
-        """The totals in the last comment of a stream, by header name."""
+        """Return the totals in the last comment of a stream, by header name."""
         found = {}
         for line in self.body.decode(errors="replace").split("\n"):
             if line.startswith(": x-"):
@@ -59,26 +59,26 @@ class Reply:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Input, output and total tokens of the session, from the comment of a stream or else the header."""
-        return shown_usage(
+        """Return input, output and total tokens of the session, from the comment of a stream or else the header."""
+        return parse_usage(
             self.comments.get("x-session-cumulative-token-usage")
             or self.header("x-session-cumulative-token-usage")
             or ""
         )
 
 
-def shown_usage(text: str) -> tuple[int, int, int]:
+def parse_usage(text: str) -> tuple[int, int, int]:
     value = json.loads(text)
     return value["promptTokens"], value["completionTokens"], value["totalTokens"]
 
 
 @dataclass
 class Web:
-    """Sends requests to one server, each on a connection of its own. `headers` go with every request."""
+    """Send requests to one server, each on its own connection. `headers` are sent with every request."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)
-    timeout: float = PATIENCE_S
+    timeout: float = CLIENT_TIMEOUT_S
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout)
@@ -87,7 +87,7 @@ class Web:
     def open(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer with its head read. Leaving closes the connection, read or not."""
+        """Yield the response with its head read. Leaving closes the connection, even if the body is unread."""
         connection = self.connect()
         try:
             data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -116,17 +116,16 @@ class Web:
         return self.send("POST", path, body if body is not None else b"", headers)
 
     def chat(self, session: str | None = None, mock: str = "", **fields: object) -> Reply:
-        """A chat call that says "hi", with an `x-mock` header for the built-in provider."""
+        """Send a chat call that says "hi", with an `x-mock` header for the built-in provider."""
         headers = {"x-mock": mock} if mock else {}
         if session is not None:
             headers["x-session-id"] = session
         return self.post(CHAT, {"model": "mock-small", "messages": HI, **fields}, headers)
 
-    def takes_notice(self) -> None:
-        """Have the gateway take notice of what was sent to it before, and of who has closed a connection to it.
+    def process_pending_events(self) -> None:
+        """Let the gateway process earlier events, such as requests and closed connections.
 
-        One that asks now comes behind that: each of its answers takes some turns of the event loop, and the first of
-        them deals with whatever is there.
+        Each of these responses takes some turns of the event loop, and the first turn handles all pending events.
         """
         for _ in range(3):
             assert self.get("/healthz").status == 200
@@ -135,13 +134,13 @@ class Web:
         return self.chat(session, mock, stream=True, **fields)
 
 
-def connect(url: str, timeout: float = PATIENCE_S) -> socket.socket:
+def connect(url: str, timeout: float = CLIENT_TIMEOUT_S) -> socket.socket:
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=timeout)
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """Everything until the other side closes; what came before a reset counts."""
+    """Read until the other side closes. Bytes before a reset are returned, too."""
     found = b""
     try:
         while piece := sock.recv(65536):
@@ -152,7 +151,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def read_until(sock: socket.socket, mark: bytes) -> bytes:
-    """Everything until this has come."""
+    """Read until `mark` has arrived."""
     found = b""
     while mark not in found:
         piece = sock.recv(65536)
@@ -161,8 +160,8 @@ def read_until(sock: socket.socket, mark: bytes) -> bytes:
     return found
 
 
-def talk(url: str, *parts: bytes, timeout: float = PATIENCE_S) -> Reply:
-    """Send bytes as they are and read until the other side closes. A reset while sending ends the sending."""
+def talk(url: str, *parts: bytes, timeout: float = CLIENT_TIMEOUT_S) -> Reply:
+    """Send bytes unchanged and read until the other side closes. A reset while sending ends the sending."""
     with connect(url, timeout) as sock:
         try:
             for part in parts:
@@ -173,7 +172,7 @@ def talk(url: str, *parts: bytes, timeout: float = PATIENCE_S) -> Reply:
 
 
 def parse(data: bytes) -> Reply:
-    """The first answer in `data` after any 100 Continue; status 0 where there is none."""
+    """Return the first response in `data` after any 100 Continue; its status is 0 if there is none."""
     if data.startswith(b"HTTP/1.1 100"):
         data = data.partition(b"\r\n\r\n")[2]
     head, separator, body = data.partition(b"\r\n\r\n")
@@ -211,7 +210,7 @@ def _dechunk(data: bytes) -> tuple[bytes, bool]:
 
 
 def chat_bytes(body: bytes, *headers: bytes, path: bytes = b"/v1/chat/completions") -> bytes:
-    """A whole chat request on the wire that asks for the connection to be closed."""
+    """Return a whole chat request as bytes; it asks to close the connection."""
     lines = [
         b"POST " + path + b" HTTP/1.1",
         b"host: gateway",

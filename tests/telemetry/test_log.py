@@ -24,7 +24,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
-from tests.support.timing import ends, in_time
+from tests.support.timing import assert_ends, in_time
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHARGE = Charge(Usage.of(7951, 212), "provider", Decimal("0.0032"))
@@ -244,9 +244,9 @@ def test_calls_do_not_wait_for_a_pipe_without_reader(pipe: Pipe) -> None:
         for _ in range(20_000):
             observer.record(CALL, TOTALS)
 
-    ends(record)
+    assert_ends(record)
     with in_time(at_least=0.9):
-        ends(log.flush)  # it waits for a second
+        assert_ends(log.flush)  # it waits for a second
 
     counts = {"call": 0, "dropped": 0}
 
@@ -267,7 +267,7 @@ def test_calls_do_not_wait_for_a_pipe_without_reader(pipe: Pipe) -> None:
                 if sum(counts.values()) == 20_000:
                     return
 
-    ends(read)
+    assert_ends(read)
     assert sum(counts.values()) == 20_000, counts
     assert counts["call"] >= 10_000
 
@@ -284,7 +284,7 @@ def test_log_messages_do_not_wait_for_a_pipe_without_reader(pipe: Pipe, monkeypa
             for _ in range(3_000):
                 logger.warning("m" * 100)
 
-        ends(complain)
+        assert_ends(complain)
     finally:
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)

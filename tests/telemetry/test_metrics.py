@@ -23,7 +23,7 @@ from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, State
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 CONTEXT = ContextRecord(
     tokens=90, original_tokens=150, source="learned", budget=1_000, conversation_tokens=60, tool_tokens=30, key="k",
@@ -389,4 +389,4 @@ def test_counting_a_call_takes_few_function_calls() -> None:
     metrics = Metrics()
     metrics.record(CALL, None)
     # A few microseconds: no strings are built for a call with known labels.
-    assert calls_made(lambda: metrics.record(CALL, None)) < 60
+    assert count_calls(lambda: metrics.record(CALL, None)) < 60

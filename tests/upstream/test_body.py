@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 
 from gateway.upstream.body import AlreadyRead, decompressed
-from tests.support.timing import turns_counted
+from tests.support.timing import count_loop_turns
 
 
 async def test_other_tasks_run_while_a_small_chunk_expands() -> None:
     size = 64 * 2**20
     answer = AlreadyRead(200, [(b"content-encoding", b"gzip")], gzip.compress(bytes(size)))
-    async with turns_counted() as turns:
+    async with count_loop_turns() as turns:
         parts = [len(part) async for part in decompressed(answer)]
         made = turns()
     assert sum(parts) == size

@@ -7,7 +7,7 @@ import socket
 import time
 
 from gateway.upstream.read_timeout import ReadTimeout
-from tests.support.timing import in_no_time
+from tests.support.timing import run_without_waiting
 
 
 def test_expired_wait_is_noticed_once() -> None:
@@ -23,7 +23,7 @@ def test_expired_wait_is_noticed_once() -> None:
         silence.stop()
         assert expired == [1]
 
-    in_no_time(wait())
+    run_without_waiting(wait())
 
 
 def test_short_waits_and_the_time_between_them_do_not_count() -> None:
@@ -38,7 +38,7 @@ def test_short_waits_and_the_time_between_them_do_not_count() -> None:
         silence.stop()
         assert expired == []
 
-    in_no_time(wait())
+    run_without_waiting(wait())
 
 
 def test_data_received_while_suspended_ends_the_wait() -> None:
@@ -71,4 +71,4 @@ def test_nothing_expires_after_stop() -> None:
         await asyncio.sleep(1_000)
         assert expired == []
 
-    in_no_time(wait())
+    run_without_waiting(wait())

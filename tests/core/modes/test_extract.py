@@ -8,7 +8,7 @@ import pytest
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.fitting.blocks import GAP
 from gateway.core.modes.extract import LONGEST, extract, extract_limit, tokens_of
-from tests.support.timing import calls_made
+from tests.support.timing import count_calls
 
 COUNT = HeuristicCounter().count
 PROSE = [f"Paragraph {n} tells of the {word} and of nothing else that anybody may want.\n" for n, word in enumerate(
@@ -105,7 +105,7 @@ def test_a_long_text_is_read_at_both_ends() -> None:
     lines[50_000] = "LookupError: in the middle\n"
     lines[-50] = "FatalError: at the end\n"
     text = "".join(lines)
-    assert calls_made(lambda: extract(text, 400)) < 1_000_000, "of the whole text there are ten times as many"
+    assert count_calls(lambda: extract(text, 400)) < 1_000_000, "of the whole text there are ten times as many"
     short = extract(text, 400)
     assert "at the beginning" in short
     assert "in the middle" not in short

@@ -17,7 +17,7 @@ from gateway.core.stored import Lesson, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opened, query
-from tests.support.timing import LIMIT_S, in_time, turns_counted
+from tests.support.timing import LIMIT_S, count_loop_turns, in_time
 
 
 async def the_loop_runs_on() -> None:
@@ -180,7 +180,7 @@ async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, r
 
 
 async def test_who_writes_again_and_again_lets_the_loop_go_on(path: Path) -> None:
-    async with opened(path) as store, turns_counted() as turns:
+    async with opened(path) as store, count_loop_turns() as turns:
         for _ in range(20):
             await store.learn({"k": one_more})
         assert turns() >= 10
