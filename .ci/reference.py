@@ -322,7 +322,7 @@ def operation(api: Node, method: str, path: str, found: Node) -> Iterator[str]:
             ((code(one["name"]), one["in"], typed(one["schema"]), one["description"]) for one in given),
         )
     if path.startswith("/v1/") and method == "post":
-        yield "Request and response bodies are in the provider's format. [Headers](headers.md) lists the gateway's headers."
+        yield "Both bodies are in the provider's format. [Headers](headers.md) lists the gateway's headers."
         return
     if "requestBody" in found:
         yield f"Body: {typed(found['requestBody']['content']['application/json']['schema'])}"
