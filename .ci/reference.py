@@ -27,7 +27,7 @@ from gateway.core.http.headers import CREDENTIALS
 from gateway.core.identity import KNOWN_HEADERS
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.server import headers
-from gateway.server.openapi import document, faults
+from gateway.server.openapi import document, error_classes
 from gateway.upstream.litellm.faults import NOT_TRANSLATABLE, Refusal
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -204,7 +204,7 @@ def headers_page() -> str:
         "The session headers come with every metered call: a `POST` that a provider bills for, refused calls included. "
         "A stream sends its headers before its usage is known: they hold the totals before the call, and those after "
         "it stand in a comment in front of the stream's end mark, one line a header (`sessions.stream_totals`).",
-        table(("header", "value"), ((code(name), about) for name, about in headers.EXPOSED.items())),
+        table(("header", "value"), ((code(name), about) for name, about in headers.RESPONSE_HEADERS.items())),
         "A provider's own headers are passed on, such as its id of the request (`x-request-id`, Anthropic: "
         "`request-id`), which SDKs show as `request_id` and its support asks for. A response of the gateway itself has "
         "no such id.",
@@ -221,7 +221,7 @@ def errors_page() -> str:
             code(kind.code), str(kind.status), code(kind.openai_type), code(kind.anthropic_type),
             "true" if kind.retry else "false", str(kind.retry_after or ""), first_line(kind),
         )
-        for kind in sorted(faults(), key=lambda kind: (kind.status, kind.code, kind.__name__))
+        for kind in sorted(error_classes(), key=lambda kind: (kind.status, kind.code, kind.__name__))
     ]  # fmt: skip
     arithmetic = {
         "account": "session", "id": "first", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "resets_at": None,

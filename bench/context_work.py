@@ -44,7 +44,7 @@ sys.path.insert(0, str(ROOT))
 from wires import elements_of  # noqa: E402
 
 from gateway.core.counting.measure import Wire  # noqa: E402
-from gateway.core.fitting.preread import START  # noqa: E402
+from gateway.core.trimming.preread import START  # noqa: E402
 from gateway.mock import MockServer  # noqa: E402
 
 CHAT, UNWEIGHED = "/v1/chat/completions", "/v1/images/generations"

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from gateway.core.counting.cache import CountCache  # noqa: E402
-from gateway.core.counting.calibration import KEPT, LastTurn, Residual, calibration_key, corrected  # noqa: E402
+from gateway.core.counting.calibration import MAX_RESIDUALS, LastTurn, Residual, calibration_key, correct_estimate  # noqa: E402
 from gateway.core.counting.estimate import Estimate, Estimator  # noqa: E402
 from gateway.core.counting.families import families_from  # noqa: E402
 from gateway.core.counting.measure import Wire  # noqa: E402
@@ -79,19 +79,19 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
         )
         session = record.get("session") or ""
         known = residuals.get(key, ()), sessions.get(session), surprises.get(key, ())
-        found = corrected(estimate, key, *known, frames=frames.get(key, ()))
+        found = correct_estimate(estimate, key, *known, frames=frames.get(key, ()))
         yield record, estimate, found
         if found.last is not None:
             surprise = record["reported_prompt_tokens"] - found.tokens
-            surprises[key] = (*surprises.get(key, ()), Residual(surprise, estimate.tokens))[-KEPT:]
+            surprises[key] = (*surprises.get(key, ()), Residual(surprise, estimate.tokens))[-MAX_RESIDUALS:]
         residual = record["reported_prompt_tokens"] - estimate.tokens
-        residuals[key] = (*residuals.get(key, ()), Residual(residual, estimate.tokens))[-KEPT:]
+        residuals[key] = (*residuals.get(key, ()), Residual(residual, estimate.tokens))[-MAX_RESIDUALS:]
         if session:
             before = found.last
             last = before.then(residual, estimate.frames) if before else LastTurn(key, residual, estimate.frames)
             sessions[session] = last
             if last.over:
-                frames[key] = (*frames.get(key, ()), Residual(last.added, last.over))[-KEPT:]
+                frames[key] = (*frames.get(key, ()), Residual(last.added, last.over))[-MAX_RESIDUALS:]
 
 
 def show(name: str, errors: list[float]) -> None:

@@ -27,14 +27,14 @@ import msgspec
 from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.relevance import RelevanceFactors
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import find, fit
+from gateway.core.trimming.draft import Draft
+from gateway.core.trimming.overflow import ContextOverflow
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.reader import Reader, counter_of
+from gateway.core.trimming.relevance import RelevanceFactors
+from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.trimming.trim_decision import TrimDecision
+from gateway.core.trimming.trim_decisions import find, trim_conversation
 
 
 def counter() -> Callable[[str], int]:
@@ -82,7 +82,9 @@ class Trimmer:
         trim_decisions = self._trim_decisions.setdefault(salt, {})
         trim_decision = find(trim_decisions.values(), conversation, salt)
         try:
-            fitted = fit(conversation, limit, self._reader, trim_decision=trim_decision, policy=self._policy, salt=salt)
+            fitted = trim_conversation(
+                conversation, limit, self._reader, trim_decision=trim_decision, policy=self._policy, salt=salt
+            )
         except ContextOverflow:
             # The scorer knows which requests cannot be fitted and leaves them out, but for their cost: it takes a
             # refusal for the whole request sent. What must stay, over the limit, is what other trimmers send.

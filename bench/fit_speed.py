@@ -31,12 +31,12 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.preread import due, read_ahead
-from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.report import TrimmedConversation
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import fit
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.preread import messages_to_read, read_ahead
+from gateway.core.trimming.reader import Reader
+from gateway.core.trimming.report import TrimmedConversation
+from gateway.core.trimming.trim_decision import TrimDecision
+from gateway.core.trimming.trim_decisions import trim_conversation
 from gateway.counters.tiktoken import load, rank_folders
 
 #: what `gateway serve` fits by
@@ -65,7 +65,7 @@ class Session:
         request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
         self.estimator.estimate(request, keys=conversation.keys)
         stored = TrimDecision.from_json(self.trim_decision.to_json()) if self.trim_decision is not None else None
-        fitted = fit(conversation, limit, self.reader, trim_decision=stored, policy=POLICY)
+        fitted = trim_conversation(conversation, limit, self.reader, trim_decision=stored, policy=POLICY)
         spent = (time.thread_time() - start) * 1e3
         self.trim_decision = fitted.trim_decision
         self._read_ahead(conversation, limit)
@@ -74,7 +74,7 @@ class Session:
     def _read_ahead(self, conversation: Conversation, limit: int) -> None:
         start = time.thread_time()
         filled = sum(self.reader.weights(conversation)) / limit
-        some = due(len(conversation.keys), filled)
+        some = messages_to_read(len(conversation.keys), filled)
         if some:
             part = slice(some.start, some.stop)
             read_ahead(Hashed(conversation.messages[part], conversation.keys[part]), self.reader)

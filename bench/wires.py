@@ -16,14 +16,14 @@ from gateway.core.context_budget import ContextPolicy
 from gateway.core.conversation.message import SYSTEM_ROLES, encode, text_parts
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.context import ContextCounts
-from gateway.core.counting.counted import Learned, count_tokens
+from gateway.core.counting.counted import LearnedCorrections, count_tokens
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import RequestParts
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.plan import Room, Scales, make_room
+from gateway.core.plan import ChoiceBudget, TokenCounters, make_room
 from gateway.core.session import SessionState
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.views import view_of
 
 Json = dict[str, Any]
@@ -152,7 +152,7 @@ class Wired:
         self._exact.arguments = {call["id"]: call["function"]["arguments"] for call in calls}
         raws = [encode(element) for element in elements_of(self._wire, original[start:])]
         body = RequestParts(wire=self._wire, messages=raws)
-        counted = count_tokens(body, self._exact.estimate(body), Learned())
+        counted = count_tokens(body, self._exact.estimate(body), LearnedCorrections())
         if counted.tokens <= budget:
             return request
         view, known = view_of(self._wire, raws), self._trim_decisions.setdefault(str(request.get("user", "")), {})
@@ -167,9 +167,9 @@ class Wired:
             takes_turns=False,
             tools=[tools.encode()] if tools else [],
         )
-        room = Room(budget, self._policy, False, SessionState(known), Learned(), lambda: False)  # noqa: FBT003
+        room = ChoiceBudget(budget, self._policy, False, SessionState(known), LearnedCorrections(), lambda: False)  # noqa: FBT003
         exact: Any = self._exact
-        plan = make_room(counted, view, conversation, room, Scales(exact, self._reader))
+        plan = make_room(counted, view, conversation, room, TokenCounters(exact, self._reader))
         if plan.trim_decision is not None:
             # as it would come back out of a store
             known[plan.trim_decision["prefix"]] = json.loads(json.dumps(plan.trim_decision))

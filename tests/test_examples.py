@@ -37,7 +37,7 @@ def environment_of(example: Path) -> dict[str, str]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_a_valid_configuration(example: Path) -> None:
     settings = config.load(example, environment=environment_of(example)).settings
-    config.refuse_open_door(settings)
+    config.check_exposure(settings)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -162,14 +162,14 @@ def first_column(document: str, heading: str) -> list[str]:
 def test_headers_in_readme_exist_and_readme_links_to_all() -> None:
     named = first_column("README.md", "Headers")
     assert len(named) > 5
-    assert set(named) <= {*headers.EXPOSED, *(name.decode() for name in (*READ, *DIRECTIVES))}
+    assert set(named) <= {*headers.RESPONSE_HEADERS, *(name.decode() for name in (*READ, *DIRECTIVES))}
     assert "](docs/reference/headers.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_every_written_header_is_listed() -> None:
     spelled = re.findall(r'(?<!== )b"(?:: )?(x-[a-z-]+)', Path(headers.__file__).read_text("utf-8"))
     read = {name.decode() for name in (*READ, *DIRECTIVES)}
-    assert set(spelled) - read == set(headers.EXPOSED) - read
+    assert set(spelled) - read == set(headers.RESPONSE_HEADERS) - read
 
 
 def reference(name: str) -> str:
@@ -191,9 +191,9 @@ def test_the_reference_has_every_key() -> None:
 def test_the_reference_has_every_header_and_error() -> None:
     asked = {name.decode() for name in (*READ, *DIRECTIVES)}
     page = reference("headers")
-    assert {name for name in {*headers.EXPOSED, *asked} if f"| `{name}` |" not in page} == set()
+    assert {name for name in {*headers.RESPONSE_HEADERS, *asked} if f"| `{name}` |" not in page} == set()
     page = reference("errors")
-    assert {kind.code for kind in openapi.faults() if f"| `{kind.code}` | {kind.status} |" not in page} == set()
+    assert {kind.code for kind in openapi.error_classes() if f"| `{kind.code}` | {kind.status} |" not in page} == set()
     assert f"| `{NOT_TRANSLATABLE}` | 400 |" in page
 
 

@@ -105,7 +105,7 @@ def assemble(
         cached_weight=limits.cached_weight,
         estimate_missing=policy.estimate_missing,
         cost_reporters=frozenset(name for name, provider in providers.items() if provider.reports_cost),
-        named_at=routes.named_at,
+        named_at=routes.route_at,
         billed_refusals=_billed_refusals(providers),
     )
     summaries = Summaries(routes, providers, store, handle, new_id=new_id, clock=clock, max_wait_s=summary_s)
@@ -138,7 +138,7 @@ def assemble(
         composer=composer,
         providers=providers,
         facts=facts,
-        most=results.most,
+        most=results.max_bytes,
         is_unavailable=is_unavailable,
         new_id=new_id,
         clock=clock,

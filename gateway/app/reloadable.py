@@ -48,7 +48,7 @@ from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import Blind
+from gateway.stores.stale_accounts import StaleAccounts
 from gateway.telemetry import log
 from gateway.telemetry.bodies import LoggedUpstream
 from gateway.upstream.retrying import RetryingUpstream
@@ -65,7 +65,7 @@ class Lasting:
     store: Store
     settler: Settler
     leases: Leases
-    blind: Blind
+    stale: StaleAccounts
     results: ToolResultRenderer
     keys: KeyRing
     learner: Learner
@@ -108,7 +108,7 @@ class Lasting:
             store=self.store,
             settler=self.settler,
             planner=planner,
-            budgets=Budgets(self.store, self.leases, self.blind, budget_policy(settings), time.time),
+            budgets=Budgets(self.store, self.leases, self.stale, budget_policy(settings), time.time),
             results=self.results,
             learner=self.learner,
             observers=self.observers,
@@ -203,7 +203,7 @@ class Parts:
 
 
 def _provider_health(name: str, row: config.Provider, upstream: RetryingUpstream) -> ProviderHealth:
-    left_alone_s = upstream.asked_in_s
+    left_alone_s = upstream.opens_in_s
     if left_alone_s is not None:
         return ProviderHealth(name, row.adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
     if not upstream.was_called:
@@ -219,5 +219,5 @@ def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Map
         return upstreams
     logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")
     as_json = logs_json(settings)
-    put = log.put(sys.stderr, as_json=as_json)
+    put = log.line_writer(sys.stderr, as_json=as_json)
     return {name: LoggedUpstream(one, name, put, as_json=as_json) for name, one in upstreams.items()}

@@ -27,7 +27,7 @@ from gateway.core.http.signing import signing_key
 from gateway.core.ports import Store, Upstream
 from gateway.core.routing import ModelFacts, Route, is_pattern
 from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
-from gateway.dialects.fields import read_piece
+from gateway.dialects.fields import parse_piece
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
@@ -76,7 +76,7 @@ def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> mode
     tables = model_catalog.Catalog(
         config.model_facts(),
         model_catalog.load_litellm_table(),
-        tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
+        tokenizers=lambda route: families.find(route.model, route.provider, "chat").tokenizer,
     )
     tables.configure(table_names(settings), uplifts(settings))
     return tables
@@ -122,7 +122,7 @@ def load_counters(counters: Counters, settings: config.Settings, families: Token
     needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it.
     """
     named = [
-        row.tokenizer or families.of(row.name or row.match, row.providers[0], "chat").tokenizer
+        row.tokenizer or families.find(row.name or row.match, row.providers[0], "chat").tokenizer
         for row in settings.models
         if row.tokenizer or row.name or not is_pattern(row.match)
     ]
@@ -137,7 +137,7 @@ def memory_of(settings: config.Settings) -> ContextCaches:
 
 def estimator_of(families: TokenizerFamilies, counters: Counters, memory: ContextCaches) -> Estimator:
     """Return an estimator with these counters. Token tables are loaded when they are first needed."""
-    return Estimator(families, counters.counter, memory.counts, read_piece)
+    return Estimator(families, counters.counter, memory.counts, parse_piece)
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
     """
     contexts, problems = {}, []
     for name, row in rows.items():
-        ca_file = str(config.at_home(row.tls.ca_file)) if row.tls.ca_file else None
+        ca_file = str(config.expand_home(row.tls.ca_file)) if row.tls.ca_file else None
         try:
             contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
         except OSError as error:
@@ -240,7 +240,7 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
     shown = urlsplit(row.url).netloc.rpartition("@")[2]
     target = WebhookTarget(
         url=row.url,
-        shown=shown,
+        shown_url=shown,
         events=frozenset(row.events),
         key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
         headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
@@ -248,17 +248,19 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
     )
     timeouts = http.UpstreamTimeouts(row.timeout_s, row.timeout_s, row.timeout_s)
     upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))
-    return WebhookSender(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
+    return WebhookSender(
+        target, upstream, counted=metrics.count_webhook_event if metrics is not None else lambda _: None
+    )
 
 
 def problems_of(settings: config.Settings) -> list[str]:
     """Return all problems of these settings and of the files that they name. Opens no store and no connections."""
     looks: list[Callable[[], object]] = [
         config.model_facts,
-        partial(config.refuse_open_door, settings),
+        partial(config.check_exposure, settings),
         partial(add_counters, Counters(), settings),
         partial(open_families, Counters(), settings),
-        partial(callbacks.made, settings.callbacks.observers),
+        partial(callbacks.load_observers, settings.callbacks.observers),
         partial(tls_contexts, settings.providers),
     ]
     if settings.telemetry.otel:

@@ -50,7 +50,7 @@ from gateway.server.events import EventsApi
 from gateway.server.health import HealthApi, WorkerHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.metrics import MetricsApi
-from gateway.server.serving import stop_without_parent
+from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
@@ -59,10 +59,10 @@ from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import Blind
+from gateway.stores.stale_accounts import StaleAccounts
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
-from gateway.telemetry.metrics import Metrics, State
+from gateway.telemetry.metrics import Metrics, WorkerState
 from gateway.telemetry.otel import Otel
 
 logger = logging.getLogger("gateway")
@@ -83,7 +83,7 @@ Load = Callable[[], config.Loaded]
 
 def app_from_environment() -> GatewayApp:
     """Return the application of a worker process, with the configuration of its parent (`config.pass_on`)."""
-    stop_without_parent()
+    stop_with_supervisor()
     collect_rarely()
     return build_app(config.load_passed_on)
 
@@ -109,7 +109,7 @@ def build_app(load: Load) -> GatewayApp:
         try:
             worker = Worker(store, settings, load)
             try:
-                await worker.keys.begin()
+                await worker.keys.load()
                 yield worker
             finally:
                 await worker.aclose()
@@ -127,7 +127,7 @@ class Worker:
         number = os.getpid() if settings.server.workers > 1 else None
         log.configure(as_json=as_json, level=settings.telemetry.log.level, worker=number)
         # Steps that can fail on a wrong configuration come before steps that open something.
-        own = callbacks.made(settings.callbacks.observers)
+        own = callbacks.load_observers(settings.callbacks.observers)
         self._counters = Counters()
         add_counters(self._counters, settings)
         families = open_families(self._counters, settings)
@@ -140,21 +140,23 @@ class Worker:
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store
         self._load = load
-        journal, blind = settings.store.journal_path, Blind()
+        journal, stale = settings.store.journal_path, StaleAccounts()
         self._settler = Settler(
             store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
         )
-        self._settler.on_return = blind.forget
+        self._settler.on_available = stale.drop_spent
         self._leases = Leases(
             store,
             self._settle_orphaned,
             lease_s=settings.budget.lease_s,
             is_unavailable=lambda: self._settler.is_unavailable,
-            away=self._settler.away,
+            away=self._settler.mark_unavailable,
             note=self._settler.note,
         )
         self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
-        self.keys = KeyRing(store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.away)
+        self.keys = KeyRing(
+            store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.mark_unavailable
+        )
         self._learner = Learner(store)
         # The threads outlive a reload: a body that is being read is read to its end.
         self._threads = PlannerThreads()
@@ -172,7 +174,7 @@ class Worker:
             store=store,
             settler=self._settler,
             leases=self._leases,
-            blind=blind,
+            stale=stale,
             results=self._results,
             keys=self.keys,
             learner=self._learner,
@@ -227,10 +229,10 @@ class Worker:
             unrecorded_refusals=self._unrecorded.newest(),
         )
 
-    def _state(self) -> State:
+    def _state(self) -> WorkerState:
         """Return the health of this worker as metrics."""
         health = self._health()
-        return State(
+        return WorkerState(
             version=health.version,
             started_at=health.started_at,
             calls=health.calls,
@@ -248,7 +250,7 @@ class Worker:
     async def _note_state(self) -> None:
         """Update this worker's metrics regularly, because each worker shows the metrics of all."""
         while self._metrics is not None and self._workers > 1:
-            self._metrics.look(self._state())
+            self._metrics.update_gauges(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
 
     def reload_all(self) -> list[str]:
@@ -284,13 +286,13 @@ class Worker:
         settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
         old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
-        if old.forwarder.takes_no_more:
+        if old.forwarder.is_stopping:
             # The worker is stopping: a reload must not accept calls again.
-            self._parts.forwarder.take_no_more()
+            self._parts.forwarder.stop_accepting()
         self._catalog.configure(table_names(settings), uplifts(settings))
         self._kept_s = settings.kept_s
         self._leases.lease_s = settings.budget.lease_s
-        self._results.most = settings.sessions.results_max_bytes
+        self._results.max_bytes = settings.sessions.results_max_bytes
         logger.info("configuration reloaded")
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
@@ -315,7 +317,7 @@ class Worker:
         settings, needing_restart = config.reloaded(self._parts.settings, read)
         # Neither the current address nor the one after a restart may be open to everyone.
         for one in (settings, read):
-            config.refuse_open_door(one)
+            config.check_exposure(one)
         return settings, needing_restart
 
     async def _expire(self) -> None:

@@ -14,15 +14,15 @@ from typing import Final
 
 import msgspec
 
-from gateway.call.record import RecordBuilder, answer_of, has_ended, kept_of
+from gateway.call.record import RecordBuilder, has_ended, kept_response, response_so_far
 from gateway.call.state import CallState
 from gateway.core.ports import Store
-from gateway.core.record import CallRecord, answer_name
+from gateway.core.record import CallRecord, response_digest
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.dialects.base import ParsedResponse
 from gateway.dialects.limits import service_tier
-from gateway.dialects.server_state import left_over
+from gateway.dialects.server_state import continuation_ids
 
 logger = logging.getLogger("gateway")
 
@@ -96,10 +96,10 @@ class BackgroundIndex:
     @staticmethod
     def note(state: CallState) -> tuple[str, str] | None:
         """Return the key and the value under which a call is noted; None if the id of its response is unknown."""
-        call, answer = state.call, answer_of(state)
+        call, answer = state.call, response_so_far(state)
         if call is None or answer.id is None:
             return None
-        named = left_over(call.fields, state.incoming.endpoint.wire, answer.id)
+        named = continuation_ids(call.fields, state.incoming.endpoint.wire, answer.id)
         # JSON can spell half a surrogate pair, which no text can hold.
         ids = tuple(one for one in named if one.isprintable())
         overhead = state.context.plan.overhead if state.context.plan is not None else 0
@@ -132,7 +132,7 @@ class BackgroundIndex:
         Raises:
             StoreUnavailable: the call cannot be looked up.
         """
-        return await self._store.answered(namespace, answer_name(answer_id))
+        return await self._store.answered(namespace, response_digest(answer_id))
 
     async def ended(self, provider: str, answer_id: str, answer: ParsedResponse) -> tuple[CallRecord | None, bool]:
         """Return the record of the pending call that this response completes, and whether observers know its cost.
@@ -158,11 +158,11 @@ class BackgroundIndex:
             return None, False
         if not found.is_provisional:
             return found, noted.is_told
-        route = self._routes.taken(found.provider, found.model, noted.match)
-        record = self._records.fetched(found, answer, route, noted.tier, self._wall())
-        kept = kept_of(provider, record.charge, noted.ids, noted.overhead)
+        route = self._routes.route_of_call(found.provider, found.model, noted.match)
+        record = self._records.build_fetched(found, answer, route, noted.tier, self._wall())
+        kept = kept_response(provider, record.charge, noted.ids, noted.overhead)
         # If the worker died before it settled the call, the record does not name the response.
-        found_by = record.answer or (answer_name(answer_id) if answer_id in noted.ids else None)
+        found_by = record.answer or (response_digest(answer_id) if answer_id in noted.ids else None)
         return replace(record, kept=kept, answer=found_by), False
 
     async def made(self, call_id: str) -> FetchedResponse | None:
@@ -202,4 +202,4 @@ class BackgroundIndex:
 
 
 def _key(answer_id: str) -> str:
-    return _PENDING + answer_name(answer_id)
+    return _PENDING + response_digest(answer_id)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gateway.background.index import BackgroundIndex, FetchedResponse
-from gateway.call.observers import tell
-from gateway.call.record import answer_of
+from gateway.call.observers import notify
+from gateway.call.record import response_so_far
 from gateway.call.state import CallState
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer
@@ -42,7 +42,7 @@ class BackgroundSettlement:
         try:
             return await self._background.begun(state)
         except StoreUnavailable as error:
-            self._settler.away(error)
+            self._settler.mark_unavailable(error)
             return True
 
     async def before(self, state: CallState, record: CallRecord) -> CallRecord:
@@ -56,7 +56,7 @@ class BackgroundSettlement:
 
     async def _mark_notified(self, state: CallState) -> None:
         """Note that observers learn the cost when the call is settled, and not again when its response is fetched."""
-        answer_id = answer_of(state).id
+        answer_id = response_so_far(state).id
         if answer_id is not None and not self._settler.is_unavailable:
             with contextlib.suppress(StoreUnavailable):
                 await self._background.is_first(answer_id)
@@ -75,7 +75,7 @@ class BackgroundSettlement:
 
         If that fails, the response is passed on all the same.
         """
-        answer_id, answer = state.incoming.endpoint.fetches, state.response.parsed
+        answer_id, answer = state.incoming.endpoint.fetched_id, state.response.parsed
         if answer_id is None or answer is None or self._settler.is_unavailable:
             return False
         record: CallRecord | None = None
@@ -109,7 +109,7 @@ class BackgroundSettlement:
             # If another worker has settled it in the meantime, this changes nothing.
             totals = await self._settler.settle(record)
             if totals is None or await self._background.is_first(made.answer_id):
-                tell(self._listeners, record, totals)
+                notify(self._listeners, record, totals)
         return record
 
     @contextlib.contextmanager
@@ -118,6 +118,6 @@ class BackgroundSettlement:
         try:
             yield
         except StoreUnavailable as error:
-            self._settler.away(error)
+            self._settler.mark_unavailable(error)
         except Exception:
             logger.exception("a fetched response did not settle its call")

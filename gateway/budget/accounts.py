@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.reservation import Budgets
-from gateway.call.observers import tell
+from gateway.call.observers import notify
 from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
@@ -38,22 +38,22 @@ from gateway.core.ledger.charging import (
     CallNeed,
     ChargedAccounts,
     TokenRate,
-    bounds_answers,
     dearest,
+    limits_output,
+    output_room,
     rate_of,
-    room_in,
 )
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.plan import Plan
 from gateway.core.ports import Observer, ReadBody, Sessions
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.stored import CallClosing
+from gateway.core.stored import CallEnd
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
-from gateway.steps.enforcement import Going, Steps
+from gateway.dialects.limits import default_limit, minimum_output, output_limit, responses_asked, service_tier
+from gateway.steps.enforcement import Steps, StepTransition
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -120,10 +120,10 @@ class Accounts:
                 await self._read(state, directives.parent)
             except StoreDamaged as error:
                 # What the account may spend is unknown until it is repaired, so `on_failure: open` does not apply.
-                self._settler.away(error)
+                self._settler.mark_unavailable(error)
                 raise
             except StoreUnavailable as error:
-                self._settler.away(error)
+                self._settler.mark_unavailable(error)
             else:
                 return
         self._open_stale(state)
@@ -184,18 +184,18 @@ class Accounts:
             state.budget.hold = await self._first_of(state, call)
         except StoreDamaged as error:
             state.budget.is_holding = False
-            self._settler.away(error)
+            self._settler.mark_unavailable(error)
             raise
         except StoreUnavailable as error:
             # The store may have made the hold all the same. The record of the call gives it back, even of a refused
             # one.
-            self._settler.away(error)
+            self._settler.mark_unavailable(error)
             self._open_stale(state)
             state.budget.hold = await self._reserve(state, call)
         except GatewayError:
             state.budget.is_holding = False
             raise
-        state.budget.accounts = state.budget.hold.book
+        state.budget.accounts = state.budget.hold.accounts
 
     @staticmethod
     def check_held(state: CallState) -> None:
@@ -205,7 +205,7 @@ class Accounts:
             StoreUnavailable: the request has become larger than the hold.
         """
         taken, plan = state.budget.hold, state.context.plan
-        if taken is None or taken.hold is None or plan is None or not bounds_answers(state.budget.accounts.budgets):
+        if taken is None or taken.hold is None or plan is None or not limits_output(state.budget.accounts.budgets):
             return
         tokens, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
         if tokens > held:
@@ -216,7 +216,7 @@ class Accounts:
 
     def _check_deferred(self, state: CallState) -> None:
         """Refuse a call that is billed after its response (a batch) if tokens or USD are limited."""
-        if not bounds_answers(state.budget.accounts.budgets) or self._budgets.policy.deferred:
+        if not limits_output(state.budget.accounts.budgets) or self._budgets.policy.deferred:
             return
         if state.is_billed_later and not state.is_fetched_later:
             raise NotMetered(
@@ -248,7 +248,7 @@ class Accounts:
         return taken
 
     def _reserve(self, state: CallState, call: Call) -> Awaitable[TakenHold]:
-        need, orphaned = partial(self._need, state, call), partial(self._records.orphaned, state)
+        need, orphaned = partial(self._need, state, call), partial(self._records.build_orphaned, state)
         call_id, is_stream = state.incoming.call_id, call.stream
         return self._budgets.reserve(state.budget.accounts, call_id, need, orphaned, is_stream=is_stream)
 
@@ -263,7 +263,7 @@ class Accounts:
         asked = min(asked, MOST) if asked is not None else None
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
-        tokens += state.context.shown.more if state.context.shown is not None else 0
+        tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not state.is_fetched_later
         kept = state.kept_by(*ahead)
@@ -276,8 +276,8 @@ class Accounts:
             output=asked,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
             # A limit that the gateway cannot lower is reserved completely.
-            least_output=least_output(fields, wire) if wire is not None else asked or 0,
-            answers=answers_asked(fields, wire),
+            least_output=minimum_output(fields, wire) if wire is not None else asked or 0,
+            choices=responses_asked(fields, wire),
             has_output=wire is not None or asked is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
@@ -286,7 +286,7 @@ class Accounts:
             and all(facts.reasoning is False for facts in known)
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
-            goes_on=state.is_fetched_later,
+            completes_without_client=state.is_fetched_later,
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
             expected=expected,
@@ -307,7 +307,7 @@ class Accounts:
         # While the store is unavailable, this worker counts the hold itself, and `Leases` writes it later.
         if taken.hold is None and not lease.is_known and not self._settler.is_unavailable:
             await self._take(taken)
-        if not lease.is_known or sent >= lease.note_at:
+        if not lease.is_known or sent >= lease.save_at:
             await self._budgets.note(lease, sent)
 
     async def _take(self, taken: TakenHold) -> None:
@@ -316,7 +316,7 @@ class Accounts:
             if await self._budgets.deliver(taken):
                 return
         except StoreUnavailable as error:
-            self._settler.away(error)
+            self._settler.mark_unavailable(error)
             return
         # The record at the end of the call corrects this one.
         record = self._budgets.orphaned(taken)
@@ -328,16 +328,16 @@ class Accounts:
         if state.budget.hold is None:
             return False
         lease = state.budget.hold.lease
-        if lease.is_bounded and state.response.bytes_sent - lease.looked_at >= lease.look_bytes:
+        if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
             await self._budgets.look(lease)
-            lease.looked(state.response.bytes_sent, lease.delivered())
+            lease.schedule_check(state.response.bytes_sent, lease.delivered())
         return lease.is_over
 
     @staticmethod
     def bytes_at_once(state: CallState) -> int | None:
         """Return how many bytes of a stream may be passed on before `is_over` is asked again; None for all."""
         taken = state.budget.hold
-        return taken.lease.look_bytes if taken is not None and taken.lease.is_bounded else None
+        return taken.lease.check_bytes if taken is not None and taken.lease.is_bounded else None
 
     # --- after it ----------------------------------------------------------------------------------------------
 
@@ -363,7 +363,7 @@ class Accounts:
             self._give_back(state, record.spent)
             if closing is not None:
                 state.settlement.totals = closing.totals
-            if claims or state.budget.accounts.is_blind:
+            if claims or state.budget.accounts.is_stale:
                 state.budget.accounts = self._budgets.again(
                     state.budget.accounts, closing.balances if closing is not None else None
                 )
@@ -388,7 +388,7 @@ class Accounts:
     def _note_one_piece(self, state: CallState, record: CallRecord) -> None:
         """Note a stream that brought far more than was reserved, because it could not have been ended in time."""
         taken, charge = state.budget.hold, record.charge
-        if taken is None or charge is None or taken.whole is not None or taken.hold is None:
+        if taken is None or charge is None or taken.final_response_tokens is not None or taken.hold is None:
             return
         if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
             self._in_one_piece.add(state.routing.route)
@@ -396,14 +396,14 @@ class Accounts:
     def _record(self, state: CallState) -> CallRecord:
         """Return the call's record; if its usage cannot be read, the one of `RecordBuilder.unread`."""
         try:
-            return self._records.of(state)
+            return self._records.build(state)
         except Exception:
             logger.exception("the usage of call %s cannot be read", state.incoming.call_id)
-            return self._records.unread(state)
+            return self._records.build_unreadable(state)
 
-    def _going(self, state: CallState, record: CallRecord) -> Going | None:
+    def _going(self, state: CallState, record: CallRecord) -> StepTransition | None:
         try:
-            return self._steps.going(state, record)
+            return self._steps.transition(state, record)
         except Exception:
             # The position of a session in its steps is guidance, and no reason to lose a charge.
             logger.exception("the step transition of call %s cannot be determined", record.call_id)
@@ -426,7 +426,7 @@ class Accounts:
         reported = record if record.outcome != PENDING else replace(record, charge=None)
         # The totals belong to the session whose response was fetched, not to the request that fetched it.
         totals = state.settlement.totals if state.settlement.fetched is None else None
-        tell(self._listeners, reported, totals, self.allowance(state))
+        notify(self._listeners, reported, totals, self.allowance(state))
 
     def _give_back(self, state: CallState, spent: Amount) -> None:
         taken, state.budget.hold = state.budget.hold, None
@@ -434,16 +434,16 @@ class Accounts:
             self._budgets.close(taken, spent)
 
     async def _written(
-        self, state: CallState, record: CallRecord, going: Going | None, claims: Sequence[Claim]
-    ) -> CallClosing | None:
+        self, state: CallState, record: CallRecord, going: StepTransition | None, claims: Sequence[Claim]
+    ) -> CallEnd | None:
         """Write the record together with the session's new position in its steps. See `Settler.close`."""
         if going is not None:
             try:
                 closing = await self._settler.close_with(record, going, claims)
             except StoreUnavailable as error:
-                self._steps.unkept(state, going, error)
+                self._steps.apply_unstored(state, going, error)
             else:
-                state.settlement.record = self._steps.gone(state, going)
+                state.settlement.record = self._steps.accept_transition(state, going)
                 return closing
         return await self._settler.close(record, claims)
 
@@ -477,7 +477,7 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
     `windows`: of the routes, the current one first. Its provider may have reported another window, see `Plan.window`.
     """
     first = plan.window if plan is not None else windows[0]
-    rooms = [room_in(window, tokens) for window in (first, *windows[1:])]
+    rooms = [output_room(window, tokens) for window in (first, *windows[1:])]
     return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 

@@ -16,19 +16,19 @@ from gateway.core.ledger.charging import (
     BudgetPolicy,
     CallNeed,
     ChargedAccounts,
-    bounds_answers,
     claims_of,
     hold_for,
     limit_to_set,
-    most_text,
+    limits_output,
+    longest_text,
 )
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Sessions, Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import CallOpening, OpenHold
+from gateway.core.stored import CallStart, OpenHold
 from gateway.stores.leases import Lease, Leases
-from gateway.stores.stale_accounts import Blind
+from gateway.stores.stale_accounts import StaleAccounts
 
 #: maximum number of parents that a session's calls are charged to
 _MOST_PARENTS: Final = 8
@@ -43,13 +43,13 @@ class Budgets:
     """Reserve budgets for calls. One instance serves all calls under one configuration."""
 
     def __init__(
-        self, store: Store, leases: Leases, blind: Blind, policy: BudgetPolicy, wall: Callable[[], float]
+        self, store: Store, leases: Leases, stale: StaleAccounts, policy: BudgetPolicy, wall: Callable[[], float]
     ) -> None:
         self.policy = policy
         self._store = store
         self._leases = leases
         self._wall = wall
-        self._blind = blind
+        self._stale = stale
         #: the parents of sessions as last read, from the nearest up
         self._above = BoundedDict[SessionKey, tuple[SessionKey, ...]](_MOST_SEEN)
 
@@ -117,7 +117,7 @@ class Budgets:
 
     async def opening(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
-    ) -> tuple[CallOpening, ChargedAccounts, CallAccounts]:
+    ) -> tuple[CallStart, ChargedAccounts, CallAccounts]:
         """Return what the session remembers, whose accounts are charged, and the balances of these accounts.
 
         `named`: the parent of the session, as the call names it.
@@ -139,7 +139,7 @@ class Budgets:
 
     async def _below(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
-    ) -> tuple[CallOpening, ChargedAccounts, CallAccounts] | None:
+    ) -> tuple[CallStart, ChargedAccounts, CallAccounts] | None:
         """Open a session that probably has parents, with one request to the store. See `opening`.
 
         The parents are known only after the session was read. Therefore the parents as last read, or the named one, are
@@ -194,25 +194,25 @@ class Budgets:
 
     def _seen(self, claims: Sequence[Claim], granted: Sequence[Balance]) -> tuple[Balance, ...]:
         """Return the balances lowered to the budget that the call declares; remember them as read for `stale_book`."""
-        self._blind.saw(granted)
+        self._stale.remember(granted)
         return tuple([balance.lowered(claim.declared) for balance, claim in zip(granted, claims, strict=True)])
 
     def stale_book(self, charged: ChargedAccounts) -> CallAccounts:
         """Return the accounts of a call with the balances that this worker read last."""
-        claims = self._blind.claims(claims_of(self.policy, charged))
-        return CallAccounts.of(claims, self._blind.balances(claims), is_blind=True)
+        claims = self._stale.claims(claims_of(self.policy, charged))
+        return CallAccounts.of(claims, self._stale.balances(claims), is_stale=True)
 
     @staticmethod
     def to_read(book: CallAccounts) -> Sequence[Claim]:
         """Return the accounts to read when the call is settled, so that its client learns what is left after it."""
-        if book.is_blind or not book.budgets:
+        if book.is_stale or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
     def again(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
         """Return the accounts after the call. `granted`: the balances of `to_read`; None if they are unknown."""
-        if book.is_blind:
-            return CallAccounts.of(book.claims, self._blind.balances(book.claims), is_blind=True)
+        if book.is_stale:
+            return CallAccounts.of(book.claims, self._stale.balances(book.claims), is_stale=True)
         return CallAccounts.of(book.claims, self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
@@ -236,20 +236,20 @@ class Budgets:
             PriceUnknown: a budget in USD is in force, and the price of the model is unknown.
             StoreUnavailable: nothing was reserved.
         """
-        if not (is_stream and book.is_blind) and all(balance.limits.is_none for balance in book.balances):
+        if not (is_stream and book.is_stale) and all(balance.limits.is_none for balance in book.balances):
             return self._unlimited(book, call_id, need_of, orphaned)
         need = need_of()
-        if book.is_blind:
+        if book.is_stale:
             # The hold cannot be extended while the response arrives.
             need = replace(need, can_grow=False)
         self._check_price(book, need)
         opened, lease_s = self._opened(book, call_id, need, orphaned), self._leases.lease_s
-        if book.is_blind:
-            outcome = self._blind.reserve(opened.hold)
+        if book.is_stale:
+            outcome = self._stale.reserve(opened.hold)
         else:
             outcome = await self._store.reserve(opened, lease_s)
         if isinstance(outcome, Refused):
-            claim = next(claim for claim in book.claims if claim.key == outcome.balance_of.key)
+            claim = next(claim for claim in book.claims if claim.key == outcome.balance.key)
             raise refusal(outcome, claim, self.policy, self._wall())
         return self._granted(book, opened, lease_s, outcome, need)
 
@@ -270,17 +270,17 @@ class Budgets:
         self, book: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
     ) -> TakenHold:
         """Return the hold as the call keeps it, and keep its lease alive, or write it once the store is available."""
-        hold, after = opened.hold, CallAccounts.of(book.claims, granted.balances, is_blind=book.is_blind)
+        hold, after = opened.hold, CallAccounts.of(book.claims, granted.balances, is_stale=book.is_stale)
         grows = need.can_grow and need.output is None and bool(after.budgets)
-        lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
+        lease = Lease(hold.id, lease_s, granted.units * need.choices, STREAM_STEP if grows else 0, need.choices)
         lease.opened = replace(opened, units=granted.units)
-        if need.can_end and not grows and bounds_answers(after.budgets):
-            lease.most = most_text(lease.tokens)
-        if book.is_blind:
+        if need.can_end and not grows and limits_output(after.budgets):
+            lease.end_tokens = longest_text(lease.tokens)
+        if book.is_stale:
             lease.pending = lambda: _as_granted(opened, granted.units)
-            lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.balances)
+            lease.on_taken = lambda outcome: self._stale.drop_hold(hold.id, outcome.balances)
         else:
-            self._blind.saw_used(granted.balances)
+            self._stale.update_usage(granted.balances)
         self._leases.open(lease)
         limit = limit_to_set(hold, granted, need)
         return TakenHold(hold, granted.units, lease, limit, after)
@@ -298,7 +298,7 @@ class Budgets:
         self, book: CallAccounts, call_id: str, need: CallNeed, orphaned: Callable[[CallNeed], CallRecord]
     ) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.balances, need, clamp=self.policy.clamp)
-        goes_on = need.goes_on and bounds_answers(book.budgets)
+        goes_on = need.completes_without_client and limits_output(book.budgets)
         unit_usd = need.rate.output if need.rate is not None else None
         return OpenHold(hold, orphaned(need), unit_usd=unit_usd, goes_on=goes_on)
 
@@ -321,17 +321,17 @@ class Budgets:
 
     async def note(self, lease: Lease, sent: int) -> None:
         """Note the bytes that were sent. See `Leases.note`."""
-        await self._leases.note(lease, sent)
+        await self._leases.save_progress(lease, sent)
 
     async def look(self, lease: Lease) -> None:
         """Check the tokens that were delivered. See `Leases.look`."""
-        await self._leases.look(lease)
+        await self._leases.check(lease)
 
     def close(self, taken: TakenHold, spent: Amount) -> None:
         """Release the hold of a call that was settled. `spent`: what the call did cost."""
         self._leases.close(taken.lease.id)
-        if taken.book.is_blind and taken.hold is not None:
-            self._blind.settle(taken.hold.id, spent)
+        if taken.accounts.is_stale and taken.hold is not None:
+            self._stale.settle(taken.hold.id, spent)
 
 
 def _as_granted(opened: OpenHold, units: int) -> OpenHold:

@@ -13,7 +13,7 @@ logger = logging.getLogger("gateway")
 P = ParamSpec("P")
 
 
-def tell(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
+def notify(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call each listener. If one raises an error, it is logged, and the others are still called.
 
     An error of an observer must not fail the call.
@@ -25,7 +25,7 @@ def tell(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwar
             logger.exception("an observer failed")
 
 
-def tell_step(
+def notify_step(
     listeners: Iterable[Callable[[StepChange], None]],
     session: SessionKey,
     agent: Agent,
@@ -49,5 +49,7 @@ def tell_step(
     before, after = places
     if (before.active, before.index) == (after.active, after.index):
         return
-    change = StepChange(session, agent.name, before.active, after.active, agent.place(after), tuple(tools), at)
-    tell(listeners, change)
+    change = StepChange(
+        session, agent.name, before.active, after.active, agent.finished_entries(after), tuple(tools), at
+    )
+    notify(listeners, change)

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.core.bounded import BoundedDict
 from gateway.core.routing import Route
-from gateway.dialects.limit_error import AS_USUAL, OutputRule
+from gateway.dialects.limit_error import NO_OUTPUT_RULE, OutputRule
 
 #: maximum number of remembered models
 _MAX_MODELS: Final = 1024
@@ -42,8 +42,8 @@ class OutputRules:
     def of(self, route: Route, *, is_stream: bool) -> OutputRule:
         """Return the rule of a model. Some providers accept a lower limit if the response is not streamed."""
         known = self._known.get((route.provider, route.model, is_stream))
-        return known[0] if known is not None and self._clock() - known[1] < _REMEMBERED_S else AS_USUAL
+        return known[0] if known is not None and self._clock() - known[1] < _REMEMBERED_S else NO_OUTPUT_RULE
 
-    def keep(self, route: Route, rule: OutputRule, *, is_stream: bool) -> None:
+    def remember(self, route: Route, rule: OutputRule, *, is_stream: bool) -> None:
         """Remember a rule that the provider has accepted."""
         self._known[route.provider, route.model, is_stream] = rule, self._clock()

@@ -11,25 +11,34 @@ from math import ceil
 from typing import Final
 
 from gateway.call.state import CLIENT_CLOSED, CallState
-from gateway.core.fitting.report import Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount
 from gateway.core.ledger.charging import CallNeed, accounts_of, spent_by
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, ORPHANED, PENDING, CallError, CallRecord, ContextRecord, Outcome, answer_name
+from gateway.core.record import (
+    CANCEL_REASONS,
+    ORPHANED,
+    PENDING,
+    CallError,
+    CallRecord,
+    ContextRecord,
+    Outcome,
+    response_digest,
+)
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import kept_as
+from gateway.core.session import kept_text
+from gateway.core.trimming.report import MessageOutcomes
 from gateway.core.usage import Charge, Usage, UsageSource
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.limits import service_tier
-from gateway.dialects.refusals import as_billed
-from gateway.dialects.server_state import kept_answer, left_over
-from gateway.dialects.texts import as_name, estimate, token_ids
+from gateway.dialects.refusals import without_free_attempts
+from gateway.dialects.server_state import continuation_ids, stored_response_id
+from gateway.dialects.texts import estimate, safe_name, token_ids
 
 #: name of the note that says which usage the provider does not bill
 _UNBILLED: Final = "unbilled"
 _ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
 #: outcomes of calls whose client did not receive the whole response
-_LEFT: Final = frozenset[Outcome]({"client_left", *CUTS})
+_LEFT: Final = frozenset[Outcome]({"client_left", *CANCEL_REASONS})
 #: suffixes that turn the name of a model into that of one version: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
 _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 
@@ -67,9 +76,9 @@ class RecordBuilder:
         self._named_at = named_at
         self._billed_refusals = billed_refusals
 
-    def of(self, state: CallState) -> CallRecord:
+    def build(self, state: CallState) -> CallRecord:
         """Return the record of a call that ends now."""
-        response = self._as_billed(state, answer_of(state))
+        response = self._as_billed(state, response_so_far(state))
         charge = self._charge(state, response)
         record = self._record(state, response, charge, self._budget_charge(state, charge, response))
         if charge is None or not _is_unfinished(state, response):
@@ -81,9 +90,9 @@ class RecordBuilder:
         categories = self._billed_refusals.get(state.routing.route.provider)
         if categories is None:
             return response
-        billed, note = as_billed(response, categories)
+        billed, note = without_free_attempts(response, categories)
         if note is not None:
-            state.notes[_UNBILLED] = f"not billed by {state.routing.route.provider}: {as_name(note)}"
+            state.notes[_UNBILLED] = f"not billed by {state.routing.route.provider}: {safe_name(note)}"
         return billed
 
     @staticmethod
@@ -94,12 +103,12 @@ class RecordBuilder:
         """
         hold = state.budget.hold
         if hold is not None and hold.hold is not None:
-            record = replace(record, spent=hold.hold.amount(hold.units))
+            record = replace(record, spent=hold.hold.amount(hold.response_tokens))
         if response.id is None:
             return record
-        return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(response.id)})
+        return replace(record, outcome=PENDING, notes={**record.notes, "answer": safe_name(response.id)})
 
-    def fetched(
+    def build_fetched(
         self, pending: CallRecord, response: ParsedResponse, route: Route, requested_tier: str | None, now: float
     ) -> CallRecord:
         """Return the final record of a pending call, after its response was fetched.
@@ -114,7 +123,7 @@ class RecordBuilder:
         usage, source = self._fetched_usage(pending, response)
         notes = {name: note for name, note in pending.notes.items() if name != "price"}
         if response.id is not None:
-            notes["answer"] = as_name(response.id)
+            notes["answer"] = safe_name(response.id)
         prices = self._known_prices([route])
         charge, spent = None, NOTHING
         if usage is not None:
@@ -131,9 +140,9 @@ class RecordBuilder:
         return replace(
             pending,
             outcome="provider_error" if response.error else "ok",
-            response_model=as_name(response.model) if response.model else pending.response_model,
-            finish_reason=as_name(response.finish_reason) if response.finish_reason else None,
-            tools=tuple(map(as_name, response.tools)),
+            response_model=safe_name(response.model) if response.model else pending.response_model,
+            finish_reason=safe_name(response.finish_reason) if response.finish_reason else None,
+            tools=tuple(map(safe_name, response.tools)),
             charge=charge,
             spent=spent,
             duration_s=max(pending.duration_s, now - pending.started_at),
@@ -153,17 +162,17 @@ class RecordBuilder:
             return None, "estimated"
         return Usage.of(estimated, output), "estimated"
 
-    def unread(self, state: CallState) -> CallRecord:
-        """Return a record if `of` fails: it charges the counted input, and the output that the lease has noted."""
+    def build_unreadable(self, state: CallState) -> CallRecord:
+        """Return a record if `build` fails: it charges the counted input, and the output that the lease has noted."""
         state.notes["usage"] = "unknown: the gateway failed to read it"
         hold, charge, spent = state.budget.hold, None, NOTHING
         if state.response.is_billed or state.dispatch.is_at_work:
             tokens = state.context.plan.context.tokens if state.context.plan is not None else 0
-            charge = Charge(Usage.of(tokens, hold.lease.noted if hold is not None else 0), "estimated", None)
+            charge = Charge(Usage.of(tokens, hold.lease.saved_tokens if hold is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
             if hold is not None and hold.hold is not None:
-                delivered = ceil(hold.lease.noted / hold.lease.answers)
-                spent = hold.hold.amount(hold.units if state.is_fetched_later else delivered)
+                delivered = ceil(hold.lease.saved_tokens / hold.lease.responses)
+                spent = hold.hold.amount(hold.response_tokens if state.is_fetched_later else delivered)
         return self._record(state, ParsedResponse(), charge, spent)
 
     def _record(
@@ -178,26 +187,26 @@ class RecordBuilder:
         incoming, call, now = state.incoming, state.call, self._clock()
         context = _context(state, response, charge)
         if is_orphaned and context is not None and context.message_fates:
-            context = replace(context, message_fates=Fates())
+            context = replace(context, message_fates=MessageOutcomes())
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,
             session=state.session,
-            derived_session=state.derived,
+            derived_session=state.is_session_derived,
             started_at=state.started_at,
             dialect=state.dialect.name,
             operation=_operation(state, call),
             provider=state.routing.route.provider,
-            model=as_name(state.routing.route.model or (call.model if call else None) or ""),
-            response_model=as_name(response.model) if response.model else None,
+            model=safe_name(state.routing.route.model or (call.model if call else None) or ""),
+            response_model=safe_name(response.model) if response.model else None,
             stream=call.stream if call else False,
             status=state.response.status if state.response.outcome not in _LEFT else CLIENT_CLOSED,
             outcome=state.response.outcome if not is_orphaned else ORPHANED,
             error_code=state.response.fault.code if state.response.fault else None,
             error=CallError.of(state.response.fault) if state.response.fault else None,
             declared=state.budget.charged.declared if not state.budget.charged.declared.is_none else None,
-            finish_reason=as_name(response.finish_reason) if response.finish_reason else None,
-            tools=tuple(map(as_name, response.tools)),
+            finish_reason=safe_name(response.finish_reason) if response.finish_reason else None,
+            tools=tuple(map(safe_name, response.tools)),
             charge=charge,
             overhead_s=(state.dispatch.sent_at or now) - incoming.started,
             first_byte_s=state.dispatch.head_at - incoming.started if state.dispatch.head_at is not None else None,
@@ -219,11 +228,11 @@ class RecordBuilder:
         """Return whether the record of a call is an estimate for which the texts of its request must be read."""
         if not self._estimate_missing or state.context.plan is not None or state.budget.text_tokens is not None:
             return False
-        reported = answer_of(state).usage
+        reported = response_so_far(state).usage
         is_known = reported is not None and reported.input_tokens is not None
         return (state.response.is_billed or state.dispatch.is_at_work) and not is_known
 
-    def orphaned(self, state: CallState, need: CallNeed) -> CallRecord:
+    def build_orphaned(self, state: CallState, need: CallNeed) -> CallRecord:
         """Return the record of a call in case its worker ends before it settles the call.
 
         It is charged the expected input. The safety margin of the hold protects the budget, but no provider bills it.
@@ -231,7 +240,7 @@ class RecordBuilder:
         tokens = need.input_tokens if need.expected is None else need.expected
         cost_usd = need.rate.input * tokens if need.rate is not None else None
         charge = Charge(Usage.of(tokens, 0), "estimated", cost_usd)
-        # `of` is not used: it adds notes about the charge, which would stay in the call's own record.
+        # `build` is not used: it adds notes about the charge, which would stay in the call's own record.
         return self._record(state, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
 
     def _charge(self, state: CallState, response: ParsedResponse) -> Charge | None:
@@ -272,7 +281,7 @@ class RecordBuilder:
             return spent_by(charge, self._cached_weight)
         prices = self._prices(state, response)
         if prices:
-            tier = as_name(response.service_tier or "")
+            tier = safe_name(response.service_tier or "")
             state.notes.setdefault(
                 "price", f'unknown for the service tier "{tier}", which costs more than the standard one'
             )
@@ -295,7 +304,7 @@ class RecordBuilder:
         reported = response.usage
         if (reported is not None and reported.output_tokens is not None) or not self._estimate_missing:
             return True
-        return response.is_seen or not state.response.bytes_sent
+        return response.is_counted or not state.response.bytes_sent
 
     def _reported_cost(self, route: Route, response: ParsedResponse) -> Decimal | None:
         """Return the cost that the provider reported; None if it reports none or is not in `cost_reporters`."""
@@ -336,11 +345,11 @@ class RecordBuilder:
             notes: the notes of the record.
         """
         others = Decimal(0)
-        for name, part in response.usage.named if response.usage is not None else ():
+        for name, part in response.usage.by_model if response.usage is not None else ():
             if name != response.model:
                 price = self._facts(named(name)).price
                 if price is None:
-                    notes["price"] = f'unknown for "{as_name(name)}", which the provider called as well'
+                    notes["price"] = f'unknown for "{safe_name(name)}", which the provider called as well'
                     return None
                 usage, others = usage.without(part), others + standard_cost(part, price)
         costs = [_tier_cost(response, tier, usage, price) for price in prices]
@@ -378,7 +387,7 @@ class RecordBuilder:
         return [price for route in routes if (price := self._facts(route).price) is not None]
 
 
-def answer_of(state: CallState) -> ParsedResponse:
+def response_so_far(state: CallState) -> ParsedResponse:
     """Return the response of a call as far as it has been received."""
     return state.response.parsed or (state.response.reader() if state.response.reader else ParsedResponse())
 
@@ -435,25 +444,25 @@ def _kept_response(state: CallState, response: ParsedResponse, charge: Charge | 
     call, plan = state.call, state.context.plan
     if call is None:
         return ""
-    ids = left_over(call.fields, state.incoming.endpoint.wire, response.id)
-    return kept_of(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
+    ids = continuation_ids(call.fields, state.incoming.endpoint.wire, response.id)
+    return kept_response(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
 
 
 def _lookup_name(state: CallState, response: ParsedResponse) -> str | None:
     """Return the name by which a later call that continues this response finds its record (`CallRecord.answer`)."""
     fields = state.call.fields if state.call is not None else {}
-    kept = kept_answer(fields, state.incoming.endpoint.wire, response.id)
-    return answer_name(kept) if kept is not None else None
+    kept = stored_response_id(fields, state.incoming.endpoint.wire, response.id)
+    return response_digest(kept) if kept is not None else None
 
 
-def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], overhead: int) -> str:
+def kept_response(provider: str, charge: Charge | None, ids: Sequence[str], overhead: int) -> str:
     """Return what a session stores about a response that later calls may continue under these ids.
 
     The tokens are all of the call except `overhead`, which each request sends again, such as its tools.
     """
     if charge is None or charge.source != "provider" or not ids:
         return ""
-    return kept_as(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - overhead)
+    return kept_text(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - overhead)
 
 
 def _route_of_model(routes: Sequence[Route], name: str | None) -> Route | None:

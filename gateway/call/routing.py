@@ -21,7 +21,7 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.base import Call
-from gateway.dialects.contents import is_far_too_much
+from gateway.dialects.contents import is_too_large
 from gateway.dialects.fields import UNREADABLE, decode
 
 #: bytes that are read of a model name in a form
@@ -85,7 +85,7 @@ def named_session(incoming: Incoming, id_headers: Sequence[bytes]) -> SessionKey
     return SessionKey(incoming.caller.namespace, name) if name is not None else None
 
 
-def named_by_body(call: Call) -> str | None:
+def session_id_in_body(call: Call) -> str | None:
     """Return the session id from a field of the body, or None."""
     fields = call.fields
     if fields.keys().isdisjoint(identity.BODY_FIELDS):
@@ -107,7 +107,7 @@ def session_of(
         SessionRequired: there is none, but the settings require one, or a header of the call needs one.
     """
     namespace = incoming.caller.namespace
-    session_id = named_by_body(call)
+    session_id = session_id_in_body(call)
     if session_id is not None:
         return SessionKey(namespace, session_id), False
     if before is not None:
@@ -158,11 +158,11 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
         _check_path(incoming)
         _check_further_models(call, caller)
     if model is not None:
-        return routes.chain(model, seed_of(session, incoming.call_id))
-    return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
+        return routes.chain(model, route_seed(session, incoming.call_id))
+    return (Route(incoming.provider or routes.provider_without_model(incoming.endpoint.anthropic), ""),)
 
 
-def others_of(call: Call, chosen: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+def models_instead(call: Call, chosen: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
     """Return the models that the providers of a call may use instead of its own, at each provider.
 
     A model whose name cannot be read gets an empty name, so that its price is unknown.
@@ -186,10 +186,10 @@ def _at_each(names: list[str], chosen: Sequence[Route], routes: Routes) -> tuple
         # The rest is replaced by one model without a name, whose price is unknown.
         names[_MAX_OTHERS:] = [""]
     providers = dict.fromkeys(route.provider for route in chosen)
-    return tuple(routes.named_at(provider, name) for provider in providers for name in names)
+    return tuple(routes.route_at(provider, name) for provider in providers for name in names)
 
 
-def speaking(
+def routes_for_format(
     routes: Sequence[Route], format_name: str | None, providers: Mapping[str, ProviderAddress]
 ) -> tuple[Route, ...]:
     """Return the routes whose provider accepts the format of a call; all of them if the format has no name.
@@ -209,7 +209,7 @@ def speaking(
     )
 
 
-def first_at(provider: str, routes: Sequence[Route]) -> tuple[Route, ...]:
+def provider_first(provider: str, routes: Sequence[Route]) -> tuple[Route, ...]:
     """Return the routes with those to this provider first."""
     return tuple(sorted(routes, key=lambda route: route.provider != provider))
 
@@ -218,7 +218,7 @@ def _accepts(provider: ProviderAddress, format_name: str | None) -> bool:
     return format_name is None or provider.dialects is None or format_name in provider.dialects
 
 
-def seed_of(session: SessionKey | None, call_id: str) -> str:
+def route_seed(session: SessionKey | None, call_id: str) -> str:
     """Return the text that selects one of several providers: the same one for all calls of a session."""
     return f"{session.namespace}\0{session.id}" if session is not None else call_id
 
@@ -277,7 +277,7 @@ def _parts(raw: bytes) -> list[bytes]:
     An array that cannot be split is returned as one part.
     """
     try:
-        parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" and not is_far_too_much(raw) else [raw]
+        parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" and not is_too_large(raw) else [raw]
     except UNREADABLE:
         parts = [raw]
     return [part for part in parts if part[:1] in (b"{", b"[") and _MAY_NAME_MODEL.search(part)]
@@ -308,7 +308,7 @@ _TOOLS: Final = msgspec.json.Decoder(list[_Tool])
 def _advisors(tools: msgspec.Raw) -> Iterator[str]:
     if not _MAY_ADVISE.search(tools):
         return
-    if is_far_too_much(bytes(tools)):
+    if is_too_large(bytes(tools)):
         # Too much to decode: these models are replaced by one without a name, whose price is unknown.
         yield ""
         return
@@ -378,7 +378,7 @@ def with_form_model(incoming: Incoming, call: Call) -> Call:
     return replace(call, model=name, model_at=(start, stop)) if name else call
 
 
-def form_naming(model: str, body: bytes) -> bytes:
+def form_with_model(model: str, body: bytes) -> bytes:
     """Return the form with this model in its `model` part; unchanged if it has several such parts."""
     parts = list(_MODEL_PART.finditer(body))
     if len(parts) > 1:

@@ -15,9 +15,8 @@ from gateway.call.bound_thinking import BoundCall
 from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
-from gateway.core.fitting.summary import Use
 from gateway.core.http.headers import header
-from gateway.core.http.request import WorkObserver, notify_nobody
+from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.ledger.charging import ChargedAccounts
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
@@ -29,13 +28,14 @@ from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
+from gateway.core.trimming.summary import SummaryUse
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call, Dialect, ParsedResponse
 from gateway.dialects.contents import Contents
 from gateway.dialects.fields import AnyFields
-from gateway.dialects.limit_error import AS_USUAL, OutputRule
-from gateway.dialects.limits import least_output, output_limit
-from gateway.dialects.server_state import continued_from, is_fetched_later, is_in_background, kept_by_provider
+from gateway.dialects.limit_error import NO_OUTPUT_RULE, OutputRule
+from gateway.dialects.limits import minimum_output, output_limit
+from gateway.dialects.server_state import continued_from, is_fetched_later, is_in_background, references_to_stored
 from gateway.dialects.tool_restriction import UNRESTRICTED, ToolRestriction
 
 #: the status of a call whose client left before the response
@@ -114,7 +114,7 @@ class BudgetState:
     def is_far_over(self) -> bool:
         """Whether more tokens came beyond the hold than a stream brings between two checks."""
         lease = self.hold.lease if self.hold is not None else None
-        return lease is not None and lease.delivered() > lease.end + lease.look_bytes
+        return lease is not None and lease.delivered() > lease.end + lease.check_bytes
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class ContextState:
     shown: ShownResults | None = None
     thinking: BoundCall | None = None
     request: PlanRequest | None = None
-    summary_use: Use = "ask"
+    summary_use: SummaryUse = "ask"
     plan: Plan | None = None
     affordable: int | None = None
     found_at_provider: tuple[str, ...] | None = None
@@ -203,10 +203,10 @@ class DispatchState:
         head_at: monotonic seconds when the head of the response arrived.
     """
 
-    observer: WorkObserver = notify_nobody
+    observer: WorkObserver = ignore_work
     is_at_work: bool = False
     is_too_long: bool = False
-    output_rule: OutputRule = AS_USUAL
+    output_rule: OutputRule = NO_OUTPUT_RULE
     open_request: AbstractAsyncContextManager[UpstreamReply] | None = None
     sent_at: float | None = None
     head_at: float | None = None
@@ -278,7 +278,7 @@ class CallState:
         started_at: Unix time in seconds.
         call: the body as its dialect reads it; None until it is read.
         session: the session that is charged; None if there is none, or it is not known yet.
-        derived: the id of the session was derived from the first messages of the conversation.
+        is_session_derived: the id of the session was derived from the first messages of the conversation.
         notes: remarks for the record, by name.
     """
 
@@ -286,7 +286,7 @@ class CallState:
     started_at: float
     call: Call | None = None
     session: SessionKey | None = None
-    derived: bool = False
+    is_session_derived: bool = False
     notes: dict[str, str] = field(default_factory=dict)
     routing: RoutingState = field(default_factory=RoutingState)
     budget: BudgetState = field(default_factory=BudgetState)
@@ -302,7 +302,7 @@ class CallState:
         purpose, parent = incoming.purpose, header(incoming.headers, b"traceparent")
         if purpose is None:
             return cls(incoming, started_at, notes={"traceparent": parent.decode()} if _TRACE.fullmatch(parent) else {})
-        return cls(incoming, started_at, derived=purpose.derived, notes=dict(purpose.notes))
+        return cls(incoming, started_at, is_session_derived=purpose.derived, notes=dict(purpose.notes))
 
     @property
     def dialect(self) -> Dialect:
@@ -324,7 +324,7 @@ class CallState:
         return self.call is not None and is_fetched_later(self.call.fields, self.incoming.endpoint.wire)
 
     @property
-    def unseen(self) -> tuple[str, ...]:
+    def at_provider(self) -> tuple[str, ...]:
         """The names of what in the request refers to content that only the provider has."""
         if self.call is None:
             return ()
@@ -333,12 +333,12 @@ class CallState:
         # If results are shown shorter, the contents are not all that was received.
         request = self.context.request if self.context.shown is None else None
         contents = request.contents if request is not None else None
-        return kept_by_provider(self.call.fields, self.incoming.endpoint.wire, contents)
+        return references_to_stored(self.call.fields, self.incoming.endpoint.wire, contents)
 
     def kept_by(self, *routes: Route) -> int:
         """Return the tokens of the response that the call continues, at the provider that keeps most of it."""
         ids = continued_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
-        return max(self.context.remembered.kept_by(route.provider, ids) for route in routes) if ids else 0
+        return max(self.context.remembered.kept_tokens(route.provider, ids) for route in routes) if ids else 0
 
     def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:
         """Return the maximum output tokens of the call: the step's limit, or the one that the call asks for."""
@@ -350,7 +350,7 @@ class CallState:
         most = self.steps.step.max_output_tokens if self.steps.step is not None else None
         if most is None:
             return None
-        asked, most = output_limit(fields, wire), max(most, least_output(fields, wire))
+        asked, most = output_limit(fields, wire), max(most, minimum_output(fields, wire))
         return most if asked is None or most < asked else None
 
     def client_left(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.context_budget import NO_OPTIONS, ContextOptions, beta_of
-from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
+from gateway.core.counting.counted import CountedRequest, LearnedCorrections, count_tokens
 from gateway.core.counting.overhead import Overhead
 from gateway.core.errors import GatewayError
 from gateway.core.http.gateway_headers import SESSION
@@ -16,8 +16,8 @@ from gateway.core.ledger.arithmetic import NO_LIMITS, Balance, Claim, Hold, Limi
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, budgets_in
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.modes import ResponseMode, original
-from gateway.core.modes.summary import MOST, SummaryLimits
+from gateway.core.modes import ResponseMode, original_of
+from gateway.core.modes.summary import MAX_SUMMARIES, SummaryLimits
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.steps import Agent, ConditionFacts, Step, StepState
@@ -184,21 +184,21 @@ class ClientResponse:
         headers: the headers of the provider or the gateway.
         body: the complete body, or an iterator of chunks that are passed on as they arrive.
         session: the session of the call; None if it has none.
-        totals: the session's totals: after this call if `final`, else before it.
+        totals: the session's totals: after this call if `is_final`, else before it.
         charge: what the call costs; None if this is not known yet, or nothing is billed.
-        final: `totals` include this call.
+        is_final: `totals` include this call.
         upstream_error: the provider responded with an error.
         fault: the error of the gateway; None if there is none.
         context: the token counts, and what was trimmed; None if the tokens were not counted.
         allowance: what the budgets leave.
         mode: the response mode of tool results.
-        stepped: the position of the call's agent in its steps.
-        unseen: names of what in the request refers to content that only the provider has.
-        is_unfitted: the request was sent without counting its tokens, so that it could not be trimmed.
-        is_unmetered: the provider bills the call after this response, and no session sees that usage.
+        active_step: the position of the call's agent in its steps.
+        at_provider: names of what in the request refers to content that only the provider has.
+        is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
+        is_billed_later: the provider bills the call after this response, and no session sees that usage.
         overhead_s: seconds that the gateway needed before it sent the request.
-        broken: the body ended before it was complete. This may change while an iterator is passed on.
-        is_events: the body is a stream of events, even if its headers do not say so.
+        is_incomplete: the body ended before it was complete. This may change while an iterator is passed on.
+        is_event_stream: the body is a stream of events, even if its headers do not say so.
         failure_events: returns the events that end the stream with an error.
     """
 
@@ -208,19 +208,19 @@ class ClientResponse:
     session: SessionKey | None = None
     totals: Totals | None = None
     charge: Charge | None = None
-    final: bool = False
+    is_final: bool = False
     upstream_error: bool = False
     fault: GatewayError | None = None
     context: ContextRecord | None = None
     allowance: Allowance | None = None
     mode: ResponseMode | None = None
-    stepped: ActiveStep | None = None
-    unseen: tuple[str, ...] = ()
-    is_unfitted: bool = False
-    is_unmetered: bool = False
+    active_step: ActiveStep | None = None
+    at_provider: tuple[str, ...] = ()
+    is_uncounted: bool = False
+    is_billed_later: bool = False
     overhead_s: float = 0.0
-    broken: bool = False
-    is_events: bool = False
+    is_incomplete: bool = False
+    is_event_stream: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
 
 
@@ -232,14 +232,14 @@ class RequestCounts(NamedTuple):
     """
 
     original: CountedRequest
-    learned: Learned
+    learned: LearnedCorrections
     keys: tuple[bytes, ...] | None
     overhead: Overhead | None
 
     @property
     def without_others(self) -> RequestCounts:
         """Return the counts without what other sessions taught."""
-        learned = self.learned.alone
+        learned = self.learned.of_session
         original = count_tokens(self.original.request, self.original.estimate, learned, self.original.key)
         return self._replace(original=original, learned=learned)
 
@@ -308,7 +308,7 @@ class KeptContent(NamedTuple):
     @property
     def text(self) -> str:
         """Return the text to store."""
-        return original(self.raw, self.form)
+        return original_of(self.raw, self.form)
 
 
 class ShownResults(NamedTuple):
@@ -332,9 +332,9 @@ class ShownResults(NamedTuple):
         return {form: number for form, number in Counter(self.forms).items() if form != "raw"}
 
     @property
-    def more(self) -> int:
+    def extra_tokens(self) -> int:
         """Return the tokens by which summaries may be longer than the extracts that are shown so far."""
-        return sum(sorted(result.limits.more for result in self.pending)[-MOST:])
+        return sum(sorted(result.limits.extra_tokens for result in self.pending)[-MAX_SUMMARIES:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,18 +345,18 @@ class CallAccounts:
         claims: the accounts.
         balances: the balance of each account.
         budgets: the balances of accounts with a budget in force (`budgets_in`).
-        is_blind: the store is unavailable, and the balances are those that this worker saw last.
+        is_stale: the store is unavailable, and the balances are those that this worker saw last.
     """
 
     claims: tuple[Claim, ...] = ()
     balances: tuple[Balance, ...] = ()
     budgets: tuple[Balance, ...] = ()
-    is_blind: bool = False
+    is_stale: bool = False
 
     @classmethod
-    def of(cls, claims: tuple[Claim, ...], balances: tuple[Balance, ...], *, is_blind: bool = False) -> CallAccounts:
+    def of(cls, claims: tuple[Claim, ...], balances: tuple[Balance, ...], *, is_stale: bool = False) -> CallAccounts:
         """Return the accounts with these balances."""
-        return cls(claims, balances, budgets_in(balances), is_blind)
+        return cls(claims, balances, budgets_in(balances), is_stale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,19 +365,19 @@ class TakenHold:
 
     Attributes:
         hold: what is reserved; None if no budget limits the call.
-        units: tokens reserved for each response (`Hold`).
+        response_tokens: tokens reserved for each response (`Hold`).
         lease: keeps the hold alive.
         limit: the output limit to send with the call; None if it needs none.
-        book: the accounts after the hold was taken.
+        accounts: the accounts after the hold was taken.
     """
 
     hold: Hold | None
-    units: int
+    response_tokens: int
     lease: Lease
     limit: int | None
-    book: CallAccounts
+    accounts: CallAccounts
 
     @property
-    def whole(self) -> int | None:
+    def final_response_tokens(self) -> int | None:
         """Return the tokens reserved for each response; None if nothing is reserved, or the hold can still grow."""
-        return self.units if self.hold is not None and not self.lease.step else None
+        return self.response_tokens if self.hold is not None and not self.lease.step else None

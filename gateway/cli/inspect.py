@@ -114,7 +114,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
         call, asked = inspector.read(content, model=model, options=ContextOptions(trim="auto", budget=budget))
         trimmed, plan = await inspector.trim(call, asked, Remembered())
-        return trimmed, await inspector.told(asked, plan, explain=True)
+        return trimmed, await inspector.trim_json(asked, plan, explain=True)
 
     trimmed, context = _run_inspector(config, work)
     if out is not None:

@@ -61,7 +61,7 @@ async def _check_store(settings: Settings) -> tuple[str, bool]:
 def _journal_problems(settings: Settings) -> Iterator[tuple[str, bool]]:
     """Yield the problem of the journal, if it has one."""
     folder = settings.store.journal_path
-    obstacle = Journal(folder).obstacle() if folder is not None else None
+    obstacle = Journal(folder).write_warning() if folder is not None else None
     if obstacle is not None:
         yield f"store.journal: {obstacle}", True
 

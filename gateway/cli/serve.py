@@ -105,7 +105,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
 
     settings = loaded.settings
     with config_problems():
-        config.refuse_open_door(settings)
+        config.check_exposure(settings)
         config.families(settings.context.families)
     config.pass_on(file, flags)
     log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)

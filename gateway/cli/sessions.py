@@ -215,12 +215,12 @@ async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[s
 def _limits(named: Mapping[str, str], budget: Mapping[str, Any] | None) -> Mapping[Dimension, int | None] | None:
     """Return the limits to set, from the options as typed, or end the command. `budget`: the one in force."""
     from gateway.core.errors import InvalidRequest
-    from gateway.server.sessions import decided_limits
+    from gateway.server.sessions import parse_limits
 
     try:
         if named.get("tokens") == "default":
-            return decided_limits("default")
-        return decided_limits({name: _limit(named, name, (budget or {}).get(name)) for name in named})
+            return parse_limits("default")
+        return parse_limits({name: _limit(named, name, (budget or {}).get(name)) for name in named})
     except InvalidRequest as fault:
         stop(_option_error(fault, named), Exit.USAGE)
 

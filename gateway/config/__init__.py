@@ -6,6 +6,7 @@ from gateway.config.complaints import did_you_mean
 from gateway.config.load import (
     Loaded,
     built_in_providers,
+    check_exposure,
     data_folder,
     families,
     is_loopback,
@@ -15,7 +16,6 @@ from gateway.config.load import (
     model_facts,
     named_providers,
     pass_on,
-    refuse_open_door,
     share_metrics,
     shared_metrics,
     template,
@@ -25,7 +25,7 @@ from gateway.config.models import Facts, Model, PriceRow, RateRow
 from gateway.config.providers import Provider
 from gateway.config.restart import reloaded
 from gateway.config.schema import BUILT_IN_ROUTES, Context, Settings, json_schema
-from gateway.config.section import at_home, duration
+from gateway.config.section import duration, expand_home
 from gateway.config.steps import AgentSteps, StepCondition, StepRow, matcher
 
 __all__ = [
@@ -44,11 +44,12 @@ __all__ = [
     "StepCondition",
     "StepRow",
     "Webhook",
-    "at_home",
     "built_in_providers",
+    "check_exposure",
     "data_folder",
     "did_you_mean",
     "duration",
+    "expand_home",
     "families",
     "is_loopback",
     "json_schema",
@@ -59,7 +60,6 @@ __all__ = [
     "model_facts",
     "named_providers",
     "pass_on",
-    "refuse_open_door",
     "reloaded",
     "share_metrics",
     "shared_metrics",

@@ -129,7 +129,7 @@ def unshared_store(settings: Settings) -> list[str]:
     return []
 
 
-def not_yaml(error: Exception, text: str) -> str:
+def yaml_error(error: Exception, text: str) -> str:
     """Return the place and the reason of a YAML error, to append to a message."""
     mark = getattr(error, "problem_mark", None)
     if not isinstance(error, MarkedYAMLError) or mark is None:
@@ -160,7 +160,7 @@ def _reason(error: MarkedYAMLError) -> str:
     return message if isinstance(error, ScannerError | ParserError) else re.split("['\"]", message)[0].strip()
 
 
-def described(error: ValidationError) -> list[str]:
+def schema_errors(error: ValidationError) -> list[str]:
     """Return the errors of the schema, one line per key."""
     lines: dict[str, str] = {}
     problems = error.errors(include_url=False)

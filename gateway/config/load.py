@@ -20,20 +20,20 @@ from pydantic import ValidationError
 
 from gateway.config.access import KeyBudget
 from gateway.config.complaints import (
-    described,
     models_without_provider,
     named_models,
-    not_yaml,
+    schema_errors,
     unknown_agents,
     unknown_providers,
     unshared_store,
+    yaml_error,
 )
 from gateway.config.models import Facts
 from gateway.config.notes import without_effect
 from gateway.config.only import with_only
 from gateway.config.providers import UNSENDABLE, Provider, is_sendable
 from gateway.config.schema import Settings
-from gateway.config.section import at_home, in_sight
+from gateway.config.section import expand_home, without_huge_numbers
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables, with_variables
 from gateway.core.counting.families import TokenizerFamilies, families_from
 from gateway.core.errors import ConfigError
@@ -101,7 +101,7 @@ def load(
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        problems += [line for line in described(error) if line.partition(":")[0] not in unset]
+        problems += [line for line in schema_errors(error) if line.partition(":")[0] not in unset]
         problems += unknown_providers(merged)
     else:
         problems += unknown_providers(merged) + unshared_store(settings)
@@ -122,7 +122,7 @@ def key_budget(values: Mapping[str, object]) -> KeyBudget:
     try:
         return KeyBudget.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(described(error)) from None
+        raise ConfigError(schema_errors(error)) from None
 
 
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
@@ -154,7 +154,7 @@ def load_passed_on() -> Loaded:
     return load(flags=json.loads(os.environ.get(_FLAGS_VARIABLE, "{}")))
 
 
-def refuse_open_door(settings: Settings) -> None:
+def check_exposure(settings: Settings) -> None:
     """Refuse to let the whole network use a provider key.
 
     Raises:
@@ -236,7 +236,7 @@ def families(own: str = "") -> TokenizerFamilies:
     if not own:
         return families_from(shipped)
     try:
-        return families_from(shipped, _read_yaml(at_home(own)))
+        return families_from(shipped, _read_yaml(expand_home(own)))
     except ConfigError as error:
         raise ConfigError([f"context.families: {problem}" for problem in error.problems]) from None
     except ValueError as error:
@@ -268,7 +268,7 @@ def model_facts(file: Path | None = None) -> dict[str, Facts]:
         try:
             facts[str(name)] = Facts.model_validate(row)
         except ValidationError as error:
-            problems += [f"{path.name}: {name}.{line}" for line in described(error)]
+            problems += [f"{path.name}: {name}.{line}" for line in schema_errors(error)]
     if problems:
         raise ConfigError(problems)
     return facts
@@ -311,7 +311,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it is not UTF-8 text"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError([f"{path}: is not valid YAML{not_yaml(error, text)}"]) from None
+        raise ConfigError([f"{path}: is not valid YAML{yaml_error(error, text)}"]) from None
     if duplicates:
         raise ConfigError(duplicates)
     if value is None:
@@ -348,10 +348,10 @@ def _string_keys(value: Any, seen: tuple[int, ...] = ()) -> Any:
     if id(value) in seen:
         raise ConfigError(["(whole file): an alias refers to a block that contains it"])
     if isinstance(value, dict):
-        return {str(in_sight(key)): _string_keys(inner, (*seen, id(value))) for key, inner in value.items()}
+        return {str(without_huge_numbers(key)): _string_keys(inner, (*seen, id(value))) for key, inner in value.items()}
     if isinstance(value, list):
         return [_string_keys(inner, (*seen, id(value))) for inner in value]
-    return in_sight(value)
+    return without_huge_numbers(value)
 
 
 def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
     for name, value in agents.items():
         if isinstance(value, str):
             try:
-                content = _string_keys(_read_yaml(folder / at_home(value)))
+                content = _string_keys(_read_yaml(folder / expand_home(value)))
             except ConfigError as error:
                 references.problems.extend(f"agents.{name}: {problem}" for problem in error.problems)
             except ValueError as error:
@@ -422,7 +422,7 @@ def _with_absolute_paths(own: dict[str, Any], folder: Path) -> dict[str, Any]:
     named = context.get("families") if isinstance(context, dict) else None
     if not isinstance(context, dict) or not isinstance(named, str) or not named.strip() or "\0" in named:
         return own
-    return {**own, "context": {**context, "families": str(folder.absolute() / at_home(named.strip()))}}
+    return {**own, "context": {**context, "families": str(folder.absolute() / expand_home(named.strip()))}}
 
 
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:

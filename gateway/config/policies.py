@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.strategies import strategies_of
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
 from gateway.core.ledger.charging import BudgetPolicy
-from gateway.core.modes.summary import LONGEST_ANSWER
+from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.steps import (
     DEFAULT_AGENT,
@@ -31,6 +29,8 @@ from gateway.core.steps import (
     TokensAbove,
     ToolUsed,
 )
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.strategies import strategies_of
 
 #: endings of hosts that serve models of OpenAI: its own, and those of Azure
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
@@ -84,7 +84,7 @@ def result_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]
     if name is None:
         return None
     route = routes_of(settings).resolve(name)
-    return SummaryModel(name, route, facts(route), LONGEST_ANSWER)
+    return SummaryModel(name, route, facts(route), MAX_SUMMARY_TOKENS)
 
 
 def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from gateway.config.section import HEADER_NAME, Positive, Section, at_home
+from gateway.config.section import HEADER_NAME, Positive, Section, expand_home
 from gateway.core.http.addresses import is_address
 from gateway.core.http.headers import AUTH_HEADER, CREDENTIALS, FRAMING, AuthStyle
 
@@ -56,7 +56,7 @@ class Tls(Section):
     @classmethod
     def _ca_file(cls, value: Path | None) -> Path | None:
         if value is not None:
-            at_home(value)
+            expand_home(value)
         return value
 
 

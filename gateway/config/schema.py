@@ -15,7 +15,7 @@ from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, 
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
 from gateway.core.http.addresses import is_host
-from gateway.core.http.gateway_headers import OURS, REQUEST_ID, SESSION
+from gateway.core.http.gateway_headers import GATEWAY_HEADERS, REQUEST_ID, SESSION
 from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.steps import DEFAULT_AGENT
@@ -131,7 +131,7 @@ class SessionSettings(Section):
         for name in names:
             if is_credential(name.encode()):
                 raise ValueError(f"{name} holds a credential, which would be stored and logged as a session id")
-            if name.encode() in OURS - _MAY_NAME_SESSIONS:
+            if name.encode() in GATEWAY_HEADERS - _MAY_NAME_SESSIONS:
                 raise ValueError(f"{name} has another meaning for the gateway; leave it out")
         return names
 

@@ -42,7 +42,7 @@ def duration(text: str) -> int:
     return seconds
 
 
-def at_home(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """Expand `~` in a path.
 
     Raises:
@@ -57,7 +57,7 @@ def at_home(path: str | Path) -> Path:
         raise ValueError(f"the folder {name} is unknown; write an absolute path") from None
 
 
-def in_sight(value: Any) -> Any:
+def without_huge_numbers(value: Any) -> Any:
     """Replace an integer that is too large to print by infinity. YAML can contain one in hexadecimal."""
     return math.inf if isinstance(value, int) and value.bit_length() > _MOST_BITS else value
 

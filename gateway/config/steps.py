@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from gateway.config.section import MOST_TOKENS, Section
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.routing import is_pattern
-from gateway.core.steps import MOST_RECENT, is_any
+from gateway.core.steps import MOST_RECENT, matches_any
 
 #: characters at the end of a message that are searched
 _MOST_CHARACTERS: Final = 16 * 1024
@@ -196,7 +196,9 @@ def _is_barred(tool: str, available: AvailableTools) -> bool:
     """
     if is_pattern(tool):
         return tool in available.denied or "*" in available.denied or available.allowed == ()
-    return is_any(tool, available.denied) or (available.allowed is not None and not is_any(tool, available.allowed))
+    return matches_any(tool, available.denied) or (
+        available.allowed is not None and not matches_any(tool, available.allowed)
+    )
 
 
 def check_steps(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from gateway.config.section import LARGEST, Section, at_home
+from gateway.config.section import LARGEST, Section, expand_home
 from gateway.core import redis_url
 
 _SQLITE: Final = "sqlite://"
@@ -50,7 +50,7 @@ class StoreSettings(Section):
             raise ValueError("sqlite://PATH takes no options; remove the question mark and what follows it")
         path = value.removeprefix(_SQLITE)
         if value == "memory://" or (path and path != value):
-            at_home(path)
+            expand_home(path)
             return value
         try:
             redis_url.parse(value)
@@ -68,7 +68,7 @@ class StoreSettings(Section):
     def _journal(cls, value: str | Path, others: ValidationInfo) -> str | Path:
         is_redis = str(others.data.get("url")).startswith("redis")
         if isinstance(value, Path) or (value == "auto" and is_redis):
-            at_home(_JOURNALS if value == "auto" else value)
+            expand_home(_JOURNALS if value == "auto" else value)
         return value
 
     @property
@@ -92,17 +92,17 @@ class StoreSettings(Section):
         folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
         # Usage that waits for one store must not be settled in another one.
         place = str(store.absolute()) if store is not None else redis_url.parse(self.url).place
-        return at_home(folder) / hashlib.sha256(place.encode()).hexdigest()[:12]
+        return expand_home(folder) / hashlib.sha256(place.encode()).hexdigest()[:12]
 
     @property
     def mock_url(self) -> str:
         """Return the URL of a separate store for `gateway serve --mock`, so that trials change no real session."""
         if self.url == "memory://":
             return self.url
-        store = self.sqlite_path or at_home(_DEFAULT.removeprefix(_SQLITE))
+        store = self.sqlite_path or expand_home(_DEFAULT.removeprefix(_SQLITE))
         return f"{_SQLITE}{store.with_name(f'{store.stem}-mock{store.suffix}')}"
 
     @property
     def sqlite_path(self) -> Path | None:
         """Return the SQLite file, or None for another kind of store."""
-        return at_home(self.url.removeprefix(_SQLITE)) if self.url.startswith(_SQLITE) else None
+        return expand_home(self.url.removeprefix(_SQLITE)) if self.url.startswith(_SQLITE) else None

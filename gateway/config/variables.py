@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from gateway.config.complaints import ALIKE, did_you_mean
 from gateway.config.providers import Provider
 from gateway.config.schema import Settings
-from gateway.config.section import in_sight
+from gateway.config.section import without_huge_numbers
 from gateway.core.values import dataclass
 
 #: names the configuration file if `-c` does not
@@ -116,7 +116,7 @@ def _leaves(section: type[BaseModel], prefix: str, providers: list[str]) -> Iter
 
 def _parse_scalar(text: str) -> object:
     try:
-        return in_sight(yaml.safe_load(text))
+        return without_huge_numbers(yaml.safe_load(text))
     except (yaml.YAMLError, ValueError, RecursionError):  # an impossible date; unclosed brackets
         return text
 

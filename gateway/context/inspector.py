@@ -11,16 +11,16 @@ from typing import Any, Final, get_args
 
 from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
-from gateway.core.context_budget import ContextOptions, budget_of, within
-from gateway.core.counting.context import ToolWeights
+from gateway.core.context_budget import ContextOptions, budget_of, with_call_limits
+from gateway.core.counting.context import TokensByTool
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, wire_of
 from gateway.core.errors import InvalidRequest
-from gateway.core.fitting.report import Fate
 from gateway.core.plan import Plan
 from gateway.core.record import ContextRecord, ThinkingRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
+from gateway.core.trimming.report import MessageOutcome
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
@@ -77,7 +77,7 @@ class Inspector:
         wanted = replace(options or ContextOptions(), output=output_limit(contents.fields, contents.wire))
         return call, PlanRequest(contents, route, self._facts(route), wanted, len(body), format_name=form)
 
-    async def read_apart(
+    async def read_async(
         self, body: bytes, *, wire: str | None = None, options: ContextOptions | None = None
     ) -> tuple[Call, PlanRequest]:
         """Return what `read` returns. A large body is read in a thread, so that the event loop is not blocked."""
@@ -97,7 +97,7 @@ class Inspector:
             "wire": request.format_name or original.request.wire,
             "tokens": original.tokens,
             "margin": original.margin(self._planner.policy.safety),
-            "kept_tokens": original.kept,
+            "kept_tokens": original.stored_tokens,
             "source": original.expected.source,
             "counter": original.estimate.counter,
             "family": original.estimate.family,
@@ -109,7 +109,7 @@ class Inspector:
             "budget": None
             if request.format_name == _EMBEDDINGS
             else budget_of(
-                self._planner.policy, within(request.facts, request.options, learned.limit), request.options
+                self._planner.policy, with_call_limits(request.facts, request.options, learned.limit), request.options
             ),
         }
         if "items" in show:
@@ -173,7 +173,7 @@ class Inspector:
             return call.body, plan
         return write_fields(call.fields, {ITEMS[request.contents.wire]: join(messages)}), plan
 
-    async def told(self, request: PlanRequest, plan: Plan, *, explain: bool) -> dict[str, Any]:
+    async def trim_json(self, request: PlanRequest, plan: Plan, *, explain: bool) -> dict[str, Any]:
         """Return the result of a trim, as `gateway trim` and /api/trim show it.
 
         `explain`: add what happens to each message. The field `note` says that a summary would be requested first.
@@ -220,13 +220,13 @@ def thinking_json(thinking: ThinkingRecord) -> dict[str, Any]:
     return {"received": thinking.received, "sent": thinking.sent, "reason": thinking.reason or None}
 
 
-def tools_json(weights: ToolWeights) -> dict[str, dict[str, int]]:
+def tools_json(weights: TokensByTool) -> dict[str, dict[str, int]]:
     """Return the number and tokens of results by tool, most tokens first."""
     heaviest = sorted(weights.items(), key=lambda item: -item[1].tokens)
     return {name: {"results": weight.results, "result_tokens": weight.tokens} for name, weight in heaviest}
 
 
-def fate_json(index: int, fate: Fate) -> dict[str, Any]:
+def fate_json(index: int, fate: MessageOutcome) -> dict[str, Any]:
     """Return what happened to one message."""
     return {
         "index": index,

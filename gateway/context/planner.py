@@ -17,33 +17,33 @@ from typing import Final, NamedTuple, TypeVar
 
 from gateway.call.types import PlanRequest, RequestCounts
 from gateway.context.caches import ContextCaches
-from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, budget_of, within
+from gateway.core.context_budget import ContextPolicy, LengthLimit, Trim, budget_of, with_call_limits
 from gateway.core.conversation.message import Hashed, digest
 from gateway.core.conversation.units import Conversation
-from gateway.core.counting.counted import CountedRequest, Learned, count_tokens, key_of
+from gateway.core.counting.counted import CountedRequest, LearnedCorrections, calibration_key_of, count_tokens
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.largest_part import RequestPart, largest_overhead
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.overhead import Overhead
 from gateway.core.counting.prefix_cache import CachedPrefix, is_worth_keeping
-from gateway.core.counting.request import FORM_FIELDS, ITEMS, Piece, RequestParts, key_of_fields, read_request
+from gateway.core.counting.request import ITEMS, SCHEMA_FIELDS, Piece, RequestParts, key_of_fields, read_request
 from gateway.core.counting.sums import MessageSums
-from gateway.core.fitting.deadline import DeadlinePassed
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.fitting.preread import due, read_ahead
-from gateway.core.fitting.reader import Framing, Reader
-from gateway.core.fitting.summary import Use
 from gateway.core.modes.unread import ConversationResults, chosen_blocks, results_in, tokens_complete
-from gateway.core.plan import InvalidPlan, Plan, Room, Scales, as_it_came, make_room
+from gateway.core.plan import ChoiceBudget, InvalidPlan, Plan, TokenCounters, make_room, unchanged_plan
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.thinking import BoundConversation
+from gateway.core.trimming.deadline import DeadlinePassed
+from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
+from gateway.core.trimming.preread import messages_to_read, read_ahead
+from gateway.core.trimming.reader import Framing, Reader
+from gateway.core.trimming.summary import SummaryUse
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
-from gateway.dialects.server_state import continued_from, named_in
+from gateway.dialects.server_state import continued_from, references_in
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
@@ -60,7 +60,7 @@ _HUGE_BYTES: Final = 8 * 1024 * 1024
 _READING: Final = 1
 _COUNTING: Final = 2
 _COUNTING_HUGE: Final = 1
-_FITTING: Final = 1
+_TRIMMING: Final = 1
 #: bytes in memory for each byte of a decoded schema
 _DECODED: Final = 20
 #: maximum bytes of a character in memory
@@ -89,7 +89,7 @@ class PlannerThreads:
         # Counting must not wait for a long trim.
         self.counts = ThreadPoolExecutor(_COUNTING, "counting")
         self.huge = ThreadPoolExecutor(_COUNTING_HUGE, "counting-huge")
-        self.fitting = ThreadPoolExecutor(_FITTING, "fitting")
+        self.trimming = ThreadPoolExecutor(_TRIMMING, "trimming")
 
     def counting(self, size: int) -> ThreadPoolExecutor:
         """Return the threads that count a body of so many bytes."""
@@ -97,7 +97,7 @@ class PlannerThreads:
 
     def close(self) -> None:
         """End the threads. Calls that wait for them have been cancelled before."""
-        for pool in (self.reading, self.counts, self.huge, self.fitting):
+        for pool in (self.reading, self.counts, self.huge, self.trimming):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -138,8 +138,8 @@ class Planner:
         self._clock = clock
         memory = memory or ContextCaches()
         #: the prefixes of requests that were read before, see `contents_of`
-        self.known = memory.known
-        self._overhead, self._views, self._reader_cache = memory.overhead, memory.views, memory.book
+        self.prefixes = memory.prefixes
+        self._overhead, self._views, self._reader_cache = memory.overhead, memory.views, memory.reader
         self._threads = threads or PlannerThreads()
         self._translated = translated
         #: Held while a huge body is planned, because its parts then take several times its size in memory.
@@ -152,7 +152,7 @@ class Planner:
         remembered: Remembered,
         reported_limit: LengthLimit | None = None,
         *,
-        use: Use = "off",
+        use: SummaryUse = "off",
     ) -> Plan:
         """Return what to send of a request.
 
@@ -166,7 +166,7 @@ class Planner:
         """
         counts = await self._count_tokens(request, remembered, reported_limit)
         plan = await self._plan(request, counts, remembered, use)
-        if plan.is_safe or not counts.learned.is_of_others:
+        if plan.is_safe or not counts.learned.includes_other_sessions:
             return plan
         without_others = await self._plan(request, counts.without_others, remembered, use)
         return without_others if without_others.is_safe else plan
@@ -174,15 +174,17 @@ class Planner:
     async def budget(self, request: PlanRequest, remembered: Remembered) -> int | None:
         """Return the maximum input tokens of a call; None if nothing limits them."""
         counts = await self._count_tokens(request, remembered, None)
-        return budget_of(self.policy, within(request.facts, request.options, counts.learned.limit), request.options)
+        return budget_of(
+            self.policy, with_call_limits(request.facts, request.options, counts.learned.limit), request.options
+        )
 
-    async def _plan(self, request: PlanRequest, counts: RequestCounts, remembered: Remembered, use: Use) -> Plan:
+    async def _plan(self, request: PlanRequest, counts: RequestCounts, remembered: Remembered, use: SummaryUse) -> Plan:
         original, learned, keys, overhead = counts
-        facts = within(request.facts, request.options, learned.limit)
+        facts = with_call_limits(request.facts, request.options, learned.limit)
         budget, window = budget_of(self.policy, facts, request.options), facts.window
         is_compaction = asks_for_compaction(request.contents.fields, request.contents.wire)
         trim = "off" if is_compaction else request.options.trim or self.policy.trim
-        unchanged = as_it_came(original, budget, self.policy.safety, window=window)
+        unchanged = unchanged_plan(original, budget, self.policy.safety, window=window)
         if trim == "off" or (budget is None and not request.keeps_decisions):
             return unchanged
         if budget is None:
@@ -195,16 +197,18 @@ class Planner:
         if original.fits(budget, self.policy.safety) and not request.keeps_decisions:
             self._read_ahead(original, request.contents, keys, budget)
             return unchanged
-        scales, since = Scales(self._estimator, self._reader(original), overhead), self._clock()
+        scales, since = TokenCounters(self._estimator, self._reader(original), overhead), self._clock()
         policy = self._policy_keeping if request.keeps_decisions else self.policy
 
         def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
-            room = Room(budget, policy, is_shadow, remembered.state, learned, deadline, use, request.salt, window)
+            room = ChoiceBudget(
+                budget, policy, is_shadow, remembered.state, learned, deadline, use, request.salt, window
+            )
             return self._trimmed(original, request, keys, room, scales)
 
         try:
-            plan = await _run_in(self._threads.fitting, choose)
+            plan = await _run_in(self._threads.trimming, choose)
         except InvalidPlan:
             logger.exception("trimming failed: the request is forwarded unchanged, although it is over its budget")
             return unchanged
@@ -212,7 +216,7 @@ class Planner:
             if trim == "shadow" or self.policy.overflow == "forward":
                 return unchanged
             part = await self._largest_overhead(request)
-            return replace(unchanged, overflow=overflow if part is None else overflow.naming(part))
+            return replace(unchanged, overflow=overflow if part is None else overflow.with_part(part))
         self._read_ahead(original, request.contents, keys, budget)
         return plan
 
@@ -244,7 +248,12 @@ class Planner:
         return await _run_in(threads, lambda: largest_overhead(contents.wire, contents.fields, count_tokens))
 
     def _trimmed(
-        self, original: CountedRequest, request: PlanRequest, keys: Sequence[bytes], room: Room, scales: Scales
+        self,
+        original: CountedRequest,
+        request: PlanRequest,
+        keys: Sequence[bytes],
+        room: ChoiceBudget,
+        scales: TokenCounters,
     ) -> Plan:
         view = self.view(request.contents, keys)
         # Providers of the other formats merge consecutive messages of one role, or accept any order.
@@ -262,7 +271,7 @@ class Planner:
 
     def _read_ahead(self, original: CountedRequest, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
         """Let a thread read some messages that the next trim will need. One such task runs at a time."""
-        span = due(len(keys), original.expected.tokens / budget)
+        span = messages_to_read(len(keys), original.expected.tokens / budget)
         if not span or not self._reading_ahead.acquire(blocking=False):
             return
         reader, since = self._reader(original), self._clock()
@@ -277,14 +286,14 @@ class Planner:
                 self._reading_ahead.release()
 
         try:
-            self._threads.fitting.submit(work)
+            self._threads.trimming.submit(work)
         except RuntimeError:
             # The worker is stopping.
             self._reading_ahead.release()
 
     def is_bound(self, route: Route, wire: Wire) -> bool:
         """Return whether a model binds thinking to its prefix."""
-        return self._estimator.families.of(route.model, route.provider, wire).binding == "prefix"
+        return self._estimator.families.find(route.model, route.provider, wire).binding == "prefix"
 
     async def bound(self, contents: Contents) -> BoundConversation | None:
         """Return the conversation for a model that binds thinking to its prefix, or None if it has no messages.
@@ -298,7 +307,7 @@ class Planner:
         def read() -> BoundConversation:
             return BoundConversation(contents.wire, received, book=self._views)
 
-        known = len(contents.start.text) if contents.start is not None else 0
+        known = len(contents.cached_prefix.text) if contents.cached_prefix is not None else 0
         size = len(contents.array or b"")
         if size - known <= _INLINE_BYTES:
             return read()
@@ -322,8 +331,8 @@ class Planner:
         """Return the contents of a call, or None if they cannot be read. See `contents_of`."""
         size = len(call.body)
         if size <= _LARGE_BYTES:
-            return contents_of(call, wire, self.known)
-        return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.known))
+            return contents_of(call, wire, self.prefixes)
+        return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.prefixes))
 
     async def count_tokens(self, request: PlanRequest, remembered: Remembered) -> RequestCounts:
         """Return the token counts of a request before trimming."""
@@ -337,9 +346,9 @@ class Planner:
         parts, estimate, keys, overhead = await self._read_and_estimate(request)
         if reported_limit is None:
             reported_limit = await self._learned_limit(request)
-        kept = remembered.kept_by(parts.provider, continued_from(request.contents.fields, parts.wire))
-        key = key_of(parts, estimate, kept)
-        learned = Learned(*await self._learner.taught(key), remembered.last_turn, reported_limit, kept)
+        kept = remembered.kept_tokens(parts.provider, continued_from(request.contents.fields, parts.wire))
+        key = calibration_key_of(parts, estimate, kept)
+        learned = LearnedCorrections(*await self._learner.lessons(key), remembered.last_turn, reported_limit, kept)
         return RequestCounts(count_tokens(parts, estimate, learned, key), learned, keys, overhead)
 
     async def _learned_limit(self, request: PlanRequest) -> LengthLimit | None:
@@ -368,7 +377,7 @@ class Planner:
         return await _run_in(threads, lambda: self._estimate(request.contents, parts, known, key))
 
     def _new_bytes(self, request: PlanRequest, parts: RequestParts, known: Overhead | None) -> int:
-        start, array = request.contents.start, request.contents.array or b""
+        start, array = request.contents.cached_prefix, request.contents.array or b""
         new = request.size if known is None else len(array)
         if start is None or start.kind != (self._estimator.kind(parts) if known is None else known.kind):
             return new
@@ -383,7 +392,7 @@ class Planner:
             overhead = estimator.overhead(parts)
             self._overhead.keep(key, overhead, _overhead_bytes(contents))
         sums, keys = self._sums(overhead, contents)
-        return _Estimated(parts, estimator.of(overhead, sums), keys, overhead)
+        return _Estimated(parts, estimator.from_sums(overhead, sums), keys, overhead)
 
     def _sums(self, overhead: Overhead, contents: Contents) -> tuple[MessageSums, tuple[bytes, ...]]:
         """Return the token sums and keys of all messages, and cache those of all but the last.
@@ -392,17 +401,19 @@ class Planner:
         """
         estimator, kind = self._estimator, overhead.kind
         # `fresh` has no cache marks: `contents_of` removes them.
-        start, fresh, keys = contents.start, contents.fresh, tuple(map(digest, contents.fresh))
+        start, fresh, keys = contents.cached_prefix, contents.new_messages, tuple(map(digest, contents.new_messages))
         known, before = (start.keys, start.sums) if start is not None else ((), None)
         if start is not None and start.kind != kind:
             before = estimator.sums(overhead, (contents.messages or ())[: len(known)], known)
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
             before = estimator.sums(overhead, fresh[:last], keys[:last], before)
-            at_provider = named_in(contents.wire, contents.rest, fresh[:last])
-            at_provider |= start.elsewhere if start is not None else frozenset()
-            prefix = CachedPrefix(contents.settled, contents.bounds, known + keys[:last], kind, before, at_provider)
-            self.known.keep(contents.wire, prefix, instead_of=start)
+            at_provider = references_in(contents.wire, contents.rest, fresh[:last])
+            at_provider |= start.server_references if start is not None else frozenset()
+            prefix = CachedPrefix(
+                contents.text_before_last, contents.bounds, known + keys[:last], kind, before, at_provider
+            )
+            self.prefixes.keep(contents.wire, prefix, instead_of=start)
         return estimator.sums(overhead, fresh[last:], keys[last:], before), known + keys
 
     def _conversation(
@@ -421,7 +432,7 @@ class Planner:
             tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
             needed=view.needed,
             following=view.following,
-            leading=view.leading,
+            leading=view.undroppable,
         )
 
     async def results_in(self, view: View) -> ConversationResults:
@@ -447,11 +458,11 @@ class Planner:
             except DeadlinePassed:
                 return {}
 
-        return await _run_in(self._threads.fitting, choose)
+        return await _run_in(self._threads.trimming, choose)
 
     def family(self, route: Route, wire: Wire) -> TokenizerFamily:
         """Return the family of a route's model: its numbers, and the requests that it refuses."""
-        return self._estimator.families.of(route.model, route.provider, wire)
+        return self._estimator.families.find(route.model, route.provider, wire)
 
     async def message_tokens(self, request: PlanRequest) -> list[int]:
         """Return the tokens of each message."""
@@ -476,7 +487,7 @@ class Planner:
             wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer
         )
         family = self._estimator.family(request)
-        return self._reader_cache.counts(
+        return self._reader_cache.with_counter(
             lambda messages: self._estimator.message_tokens(bare, messages, read_as="chat"),
             # models of one family may have different rules for images
             f"{family.name}\0{family.image}\0{request.tokenizer}",
@@ -490,7 +501,7 @@ class Planner:
 
 def _unmarked(contents: Contents) -> int:
     """Return the number of messages at the start that have no cache marks for sure."""
-    return len(contents.start.keys) if contents.start is not None and contents.is_as_known else 0
+    return len(contents.cached_prefix.keys) if contents.cached_prefix is not None and contents.is_split_exact else 0
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
@@ -507,7 +518,7 @@ def _key_of(request: PlanRequest) -> Hashable:
 def _overhead_bytes(contents: Contents) -> int:
     """Return the approximate bytes in memory of a request without its messages."""
     fields = contents.fields
-    form = sum([len(fields.get(name, b"")) for name in FORM_FIELDS[contents.wire]])
+    form = sum([len(fields.get(name, b"")) for name in SCHEMA_FIELDS[contents.wire]])
     # Callers may send unknown fields with long names, which are part of the key.
     names = _CHARACTER * sum(map(len, fields))
     return names + sum(map(len, fields.values())) - len(fields[ITEMS[contents.wire]]) + _DECODED * form

@@ -14,9 +14,9 @@ from gateway.call.state import CallState
 from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
 from gateway.context.request import RequestComposer
-from gateway.core.context_budget import ContextOptions, LengthLimit, least
+from gateway.core.context_budget import ContextOptions, LengthLimit, smallest_limit
 from gateway.core.counting.calibration import Residual
-from gateway.core.ledger.charging import room_in
+from gateway.core.ledger.charging import output_room
 from gateway.core.plan import Plan
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import LengthError
@@ -82,13 +82,13 @@ class Recomposer:
             return False
         return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
 
-    async def fit_again(self, state: CallState, error: LengthError) -> bool:
+    async def trim_again(self, state: CallState, error: LengthError) -> bool:
         """Learn from a provider's refusal for length; return whether there is something shorter to send now."""
         request, plan = await self._composer.loaded(state), state.context.plan
         if request is None or plan is None:
             return False
         held = self._composer.held_input(state)
-        options = replace(request.options, budget=least(request.options.budget, held))
+        options = replace(request.options, budget=smallest_limit(request.options.budget, held))
         reported_limit = self._learn_limit(state, request, plan, error)
         before = state.context.shown
         planned = await self._planned_again(state, request, options, reported_limit)
@@ -169,7 +169,7 @@ class Recomposer:
             return False
         bound = state.context.thinking = BoundCall(contents, conversation, None, "")
         bound.choice = SendChoice(removed=((0, conversation.size),))
-        await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.known))
+        await self._planner.read(len(call.body), lambda: bound.without(bound.choice, self._planner.prefixes))
         state.notes["thinking"] = "refused by the provider; counted without it"
         return True
 
@@ -186,19 +186,22 @@ class Recomposer:
             or output_limit(request.contents.fields, request.contents.wire)
         ):
             return False
-        limit, room = min(limit, request.facts.output or limit), room_in(again.window, again.safe_tokens)
-        before = room_in(plan.window, plan.safe_tokens) or limit
+        limit, room = min(limit, request.facts.output or limit), output_room(again.window, again.safe_tokens)
+        before = output_room(plan.window, plan.safe_tokens) or limit
         return room is not None and room < min(limit, before)
 
     def _learn_limit(self, state: CallState, request: PlanRequest, plan: Plan, error: LengthError) -> LengthLimit:
         """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""
         context = plan.context
-        if error.asked is not None:
-            last = context.reported(error.asked)
+        if error.input_tokens is not None:
+            last = context.reported(error.input_tokens)
             self._learner.report(context.key, Residual(last.residual, context.estimate))
             state.context.remembered = replace(state.context.remembered, last_turn=last)
         output = 0 if error.of_input else error.output or request.options.output or 0
-        if error.limit is not None and _LEAST_LIMIT <= error.limit < max(error.asked or 0, context.tokens) + output:
+        if (
+            error.limit is not None
+            and _LEAST_LIMIT <= error.limit < max(error.input_tokens or 0, context.tokens) + output
+        ):
             reported_limit = LengthLimit(error.limit, of_input=error.of_input)
             self._learner.report_limit(request.route.provider, request.limit_model, reported_limit)
             return reported_limit

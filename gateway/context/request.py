@@ -16,21 +16,19 @@ from gateway.context.planner import Planner
 from gateway.context.summaries import NoSummaryError, Summaries
 from gateway.context.tool_result_summaries import ToolResultSummaries
 from gateway.context.tool_results import ToolResultRenderer
-from gateway.core.context_budget import ContextOptions, LengthLimit, least
+from gateway.core.context_budget import ContextOptions, LengthLimit, smallest_limit
 from gateway.core.conversation.message import digest
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
-from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.summary import Use
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger.charging import (
     affordable_input,
-    bounds_answers,
     dearest,
+    limits_output,
+    output_room,
     rate_of,
     remaining_fraction,
-    room_in,
 )
 from gateway.core.modes import ResponseMode, mode_for
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm, modes_for, tries_for
@@ -39,13 +37,15 @@ from gateway.core.ports import Sessions
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted, withdrawn_after
+from gateway.core.trimming.overflow import ContextOverflow
+from gateway.core.trimming.summary import SummaryUse
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
-from gateway.dialects.contents import TOO_MUCH, Contents, with_inserted, with_messages
+from gateway.dialects.contents import TOO_LARGE, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
-from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
-from gateway.dialects.server_state import kept_by_provider
+from gateway.dialects.limits import asks_no_output, may_be_ignored, output_limit, with_limit
+from gateway.dialects.server_state import references_to_stored
 from gateway.dialects.thinking_fields import with_drop_block
 from gateway.dialects.tool_changes import withdrawn_by_compaction
 
@@ -85,12 +85,12 @@ class RequestComposer:
         self._facts = facts
         self._has_modes = has_modes
 
-    def tries(self, state: CallState) -> tuple[ModeTry, ...]:
+    def mode_tries(self, state: CallState) -> tuple[ModeTry, ...]:
         """Return the ways to show tool results, in order: as budget and call require, then shorter for less room."""
         incoming, budgets, route = state.incoming, state.budget.accounts.budgets, state.routing.route
         mode, wire = incoming.directives.mode, incoming.endpoint.wire
         if state.budget.hold is not None:
-            return (self.again(state),)
+            return (self.last_try(state),)
         if wire not in VIEWED or incoming.purpose is not None or state.context.compaction is not None:
             return (ModeTry(ResponseModes("raw", "raw")),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
@@ -104,7 +104,7 @@ class RequestComposer:
         return tries_for(modes, is_bound=is_bound)
 
     @staticmethod
-    def again(state: CallState) -> ModeTry:
+    def last_try(state: CallState) -> ModeTry:
         """Return how to show tool results of a call that is composed once more."""
         is_bound = state.context.thinking is not None
         return state.context.tried._replace(all_results=False) if is_bound else state.context.tried
@@ -125,13 +125,13 @@ class RequestComposer:
             finally:
                 self._unload(state)
 
-    async def look_elsewhere(self, state: CallState, call: Call, contents: Contents | None = None) -> None:
+    async def find_at_provider(self, state: CallState, call: Call, contents: Contents | None = None) -> None:
         """Find once what in a large body refers to content that only the provider has.
 
         A small body is searched when `CallState.unseen` is read.
         """
         if state.context.found_at_provider is None and self._planner.is_large(call):
-            look = partial(kept_by_provider, call.fields, state.incoming.endpoint.wire, contents)
+            look = partial(references_to_stored, call.fields, state.incoming.endpoint.wire, contents)
             state.context.found_at_provider = await self._planner.read(len(call.body), look)
 
     @staticmethod
@@ -156,7 +156,7 @@ class RequestComposer:
 
     async def _compose(self, state: CallState, call: Call, tried: ModeTry) -> None:
         contents = await self._contents(state, call)
-        await self.look_elsewhere(state, call, contents)
+        await self.find_at_provider(state, call, contents)
         if contents is None:
             return
         if tried.modes != state.context.tried.modes:
@@ -180,7 +180,7 @@ class RequestComposer:
         planned = await plan_choice()
         for _ in range(_EXTRACT_TRIES):
             over = self._excess_of_unread(state, planned)
-            if over <= 0 or state.session is None or state.budget.accounts.is_blind:
+            if over <= 0 or state.session is None or state.budget.accounts.is_stale:
                 break
             if not await self._extract(state, planned.request, contents, over):
                 break
@@ -211,7 +211,7 @@ class RequestComposer:
             if withdrawn_after(changes, at_start) != withdrawal.withdrawn:
                 state.notes["tool_changes"] = _TOO_MANY
         before = inserted(conversation, changes, withdrawal.tools)
-        received = with_inserted(original, before, self._planner.known) if before else original
+        received = with_inserted(original, before, self._planner.prefixes) if before else original
         bound = await self.bound(state, received)
         if bound is not None:
             bound.original = original
@@ -295,7 +295,9 @@ class RequestComposer:
         step = state.steps.step.context_budget if state.steps.step is not None else None
         # The provider is asked to compact the whole conversation, so nothing is trimmed.
         trim = context_options.trim if state.context.compaction is None else "off"
-        options = ContextOptions(trim, least(context_options.budget, affordable, step), output, context_options.betas)
+        options = ContextOptions(
+            trim, smallest_limit(context_options.budget, affordable, step), output, context_options.betas
+        )
         original = bound.original if bound is not None else received
         request = PlanRequest(
             contents, route, facts, options, size, _salt(state), self._counts(state, contents),
@@ -319,7 +321,7 @@ class RequestComposer:
         """
         if most is None:
             return request, await self.plan(state, request, reported_limit, may_sum_up=may_sum_up)
-        options = replace(request.options, budget=least(request.options.budget, most))
+        options = replace(request.options, budget=smallest_limit(request.options.budget, most))
         plan = await self.plan(state, replace(request, options=options), reported_limit, may_sum_up=may_sum_up)
         unlimited = await self._planner.budget(request, state.context.remembered)
         return request, replace(plan, context=replace(plan.context, budget=unlimited))
@@ -327,7 +329,7 @@ class RequestComposer:
     async def chosen(self, state: CallState, received: Contents, choice: SendChoice) -> Contents:
         """Return the contents with the thinking removed and the tool results shown as this choice says."""
         bound = state.context.thinking
-        contents = received if bound is None else bound.without(choice, self._planner.known)
+        contents = received if bound is None else bound.without(choice, self._planner.prefixes)
         return await self._shown(state, contents, choice)
 
     async def take(self, state: CallState, planned: PlanResult) -> None:
@@ -373,7 +375,7 @@ class RequestComposer:
         The highest price of the models that may be called is used.
         """
         budgets = state.budget.accounts.budgets
-        if not bounds_answers(budgets):
+        if not limits_output(budgets):
             return None
         rate = dearest(
             rate_of(self._facts(route).price, 0, None) for route in (*routes, *state.routing.instead(*routes))
@@ -405,7 +407,7 @@ class RequestComposer:
             return self.held_input(state)
         if hold is not None or state.context.affordable is None or state.context.shown is None:
             return state.context.affordable
-        return max(1, state.context.affordable - state.context.shown.more)
+        return max(1, state.context.affordable - state.context.shown.extra_tokens)
 
     async def _contents(self, state: CallState, call: Call) -> Contents | None:
         """Return the contents to count and trim; None if they cannot be read.
@@ -421,7 +423,7 @@ class RequestComposer:
             contents = replace(contents, fields={**contents.fields, **state.steps.restriction.counted})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
-                f"{TOO_MUCH} is not counted, so x-context-budget cannot be kept. Send less, or omit the header.",
+                f"{TOO_LARGE} is not counted, so x-context-budget cannot be kept. Send less, or omit the header.",
                 param=ITEMS[wire],
             )
         return contents
@@ -434,7 +436,7 @@ class RequestComposer:
         view = self._planner.view(contents)
         modes, blocks = await self._modes(state, view, choice)
         # An unavailable store is not called. It cannot keep full texts, so nothing is left out of the results.
-        session = None if state.budget.accounts.is_blind else state.session
+        session = None if state.budget.accounts.is_stale else state.session
         # Full texts that the agent asked for by handle are sent, unless the budget is too low for them.
         is_handle_only, left = (
             state.incoming.directives.mode == "handle_only",
@@ -448,7 +450,7 @@ class RequestComposer:
         )  # fmt: skip
         if shown is None:
             return contents
-        return with_messages(contents, view.shown(shown.messages), self._planner.known)
+        return with_messages(contents, view.with_messages(shown.messages), self._planner.prefixes)
 
     async def _modes(
         self, state: CallState, view: View, choice: SendChoice
@@ -483,14 +485,14 @@ class RequestComposer:
         """Store how unread results are shown, because they keep this form on later turns."""
         known, session = state.context.remembered.state.unread, state.session
         new = {name: form for name, form in state.context.unread.items() if known.get(name) != form}
-        if session is None or not new or state.budget.accounts.is_blind:
+        if session is None or not new or state.budget.accounts.is_stale:
             return
         try:
             await self._store.update(session, lambda kept: kept.with_unread(new))
         except StoreUnavailable:
             state.notes["context"] = _NOT_STORED
 
-    async def sum_up(self, state: CallState, call: Call) -> bool:
+    async def summarize_results(self, state: CallState, call: Call) -> bool:
         """Have results summarized before the call is sent; return whether the call must be composed again."""
         if state.context.shown is None or not state.context.shown.pending:
             return False
@@ -501,7 +503,7 @@ class RequestComposer:
             contents = bound.bare
         return await self._result_summaries.make(self._planner.view(contents).messages, state)
 
-    async def keep(self, state: CallState) -> bool:
+    async def store_texts(self, state: CallState) -> bool:
         """Store the texts of all handles before the call is sent; return False if that fails.
 
         After a failure, compose the call again: it then leaves out only texts that are stored.
@@ -518,7 +520,7 @@ class RequestComposer:
         may_sum_up: bool = True,
     ) -> Plan:
         """Return the plan of a request. If it needs a summary, request that first; a call waits for one at most."""
-        use: Use = state.context.summary_use if may_sum_up else "off"
+        use: SummaryUse = state.context.summary_use if may_sum_up else "off"
         plan = await self._planner.plan(request, state.context.remembered, reported_limit, use=use)
         if plan.needs is None:
             return plan
@@ -541,7 +543,7 @@ class RequestComposer:
             tools = None
         if session is None or (trim_decision is None and prefix is None and tools is None):
             return
-        if state.budget.accounts.is_blind:
+        if state.budget.accounts.is_stale:
             state.notes["context"] = _NOT_STORED
             return
         texts = state.context.remembered.state.summaries
@@ -571,7 +573,7 @@ class RequestComposer:
         if messages is None and request is not None and (request.is_changed or request.contents.marked):
             messages = request.contents.messages
         if request is None and state.context.thinking is not None:
-            return call.written(model, {"messages": join(state.context.thinking.bare.messages or ())})
+            return call.with_model(model, {"messages": join(state.context.thinking.bare.messages or ())})
         wire = state.incoming.endpoint.wire
         changes: dict[str, object] = dict(state.steps.restriction.fields)
         if wire is not None:
@@ -584,7 +586,7 @@ class RequestComposer:
             changes |= state.dialect.usage_option(call)
         if provider.strict_fields and state.incoming.endpoint.format is not None:
             changes |= without_session_id(call.fields, in_metadata=state.incoming.endpoint.anthropic)
-        return call.written(model, changes)
+        return call.with_model(model, changes)
 
     def _limited(self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
         """Return the fields that set the output limit; empty if it stays as the client set it."""
@@ -614,27 +616,27 @@ class RequestComposer:
         limit, why = hold.limit if hold is not None else None, "set by the budget"
         if limit is None:
             limit, why = state.limit_to_set(call.fields, wire), "set by the step"
-        if limit is None and hold is not None and self._is_held(state) and is_loose(call.fields, wire, field):
-            limit, why = hold.whole, "set by the hold"
+        if limit is None and hold is not None and self._is_held(state) and may_be_ignored(call.fields, wire, field):
+            limit, why = hold.final_response_tokens, "set by the hold"
         # Clients set no limit for a compaction, and a truncated one would be useless to them.
-        if limit is None or state.context.compaction is not None or asks_no_answer(call.fields, wire):
+        if limit is None or state.context.compaction is not None or asks_no_output(call.fields, wire):
             return None
-        limit = min(limit, self._facts(state.routing.route).output or limit, rule.most or limit)
+        limit = min(limit, self._facts(state.routing.route).output or limit, rule.maximum or limit)
         if plan is not None and output_limit(call.fields, wire) is None:
-            limit = min(limit, room_in(plan.window, plan.safe_tokens) or limit)
+            limit = min(limit, output_room(plan.window, plan.safe_tokens) or limit)
         return limit, why
 
     @staticmethod
     def _is_held(state: CallState) -> bool:
         """Return whether tokens or USD of a budget are held for the response."""
         hold = state.budget.hold
-        return hold is not None and hold.hold is not None and bounds_answers(state.budget.accounts.budgets)
+        return hold is not None and hold.hold is not None and limits_output(state.budget.accounts.budgets)
 
     @staticmethod
     def held_input(state: CallState) -> int | None:
         """Return the tokens that are held for the input, or None if no budget in tokens or USD is in force."""
         hold = state.budget.hold.hold if state.budget.hold is not None else None
-        return hold.fixed.tokens if hold is not None and bounds_answers(state.budget.accounts.budgets) else None
+        return hold.fixed.tokens if hold is not None and limits_output(state.budget.accounts.budgets) else None
 
 
 def _salt(state: CallState) -> str:

@@ -12,20 +12,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from gateway.call.routing import seed_of
+from gateway.call.routing import route_seed
 from gateway.call.state import CallState
 from gateway.call.timeout import max_wait
 from gateway.call.types import Caller, ClientResponse, Directives, Incoming, Purpose
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
-from gateway.core.fitting.summary import SummaryRequest
 from gateway.core.http.headers import CREDENTIALS, Headers, ProviderAddress
-from gateway.core.http.retry_policy import TELLING
+from gateway.core.http.retry_policy import EXPLAINED
 from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Sessions
 from gateway.core.routing import Route, Routes
+from gateway.core.trimming.summary import SummaryRequest
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
 from gateway.dialects.openai_chat import completion_request, completion_text
@@ -146,7 +146,7 @@ class Summaries:
                 call_id = incoming.call_id
                 async with self._handle(incoming) as reply:
                     body = reply.body if isinstance(reply.body, bytes) else b""
-                if reply.status not in TELLING or _LIMIT_FIELDS[-1].encode() not in body:
+                if reply.status not in EXPLAINED or _LIMIT_FIELDS[-1].encode() not in body:
                     break
         if reply.status != 200:  # noqa: PLR2004
             raise NoSummaryError(f"call {call_id} failed with status {reply.status}")
@@ -159,7 +159,7 @@ class Summaries:
 
     def _route(self, model: str, session: SessionKey) -> Route:
         """Return the first route of a call of the gateway for this session."""
-        return self._routes.chain(model, seed_of(session, ""))[0]
+        return self._routes.chain(model, route_seed(session, ""))[0]
 
     def _headers(self, route: Route, state: CallState) -> Headers:
         """Return the headers of a call for a summary.
@@ -200,5 +200,5 @@ class Summaries:
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=served.directives.budget),
-            purpose=Purpose(question.operation, state.derived, {"for": served.call_id}),
+            purpose=Purpose(question.operation, state.is_session_derived, {"for": served.call_id}),
         )

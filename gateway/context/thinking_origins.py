@@ -54,7 +54,7 @@ class ThinkingOrigins:
         state.routing.routes = (*makers, *(route for route in state.routing.routes if route not in makers))
         state.routing.route = state.routing.routes[0]
 
-    async def answered(self, state: CallState, call: Call) -> None:
+    async def note_origin(self, state: CallState, call: Call) -> None:
         """Note the thinking blocks that the responding model cannot read, and that new blocks come from this model."""
         session = state.session
         if state.incoming.endpoint.wire != "messages":
@@ -69,7 +69,7 @@ class ThinkingOrigins:
         state.context.unread_thinking = unread(origins, conversation.blocks, route.provider, route.model, self._rules)
         after = followed(origins, conversation.blocks, route.provider, route.model)
         may_have_thinking = conversation.blocks or "thinking" in call.fields or route is not home
-        if after == conversation.origins or not may_have_thinking or state.budget.accounts.is_blind:
+        if after == conversation.origins or not may_have_thinking or state.budget.accounts.is_stale:
             return
         try:
             await self._store.update(session, lambda kept: kept.with_thinking(conversation.key, after))

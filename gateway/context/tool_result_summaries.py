@@ -23,8 +23,15 @@ from gateway.core.conversation.message import decode, outline_of
 from gateway.core.ledger.arithmetic import Balance
 from gateway.core.ledger.charging import affordable_input, rate_of
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.modes import readable
-from gateway.core.modes.summary import LONGEST_ANSWER, MOST, affordable, asking, is_taken, weight
+from gateway.core.modes import summarizable_text
+from gateway.core.modes.summary import (
+    MAX_SUMMARIES,
+    MAX_SUMMARY_TOKENS,
+    choose_affordable,
+    is_accepted,
+    prompt_tokens,
+    result_summary_prompt,
+)
 
 OPERATION: Final = "result_summary"
 #: The summaries for one call may use a quarter of the calls and input tokens that the budgets leave.
@@ -105,14 +112,15 @@ class ToolResultSummaries:
         pairs = [
             (result, question) for result, question in zip(results, questions, strict=True) if question is not None
         ]
-        costs = [weight(question.messages) + question.max_tokens for _, question in pairs]
+        costs = [prompt_tokens(question.messages) + question.max_tokens for _, question in pairs]
         chosen = [
-            pairs[number] for number in affordable(costs, *_summary_allowance(model, state.budget.accounts.balances))
+            pairs[number]
+            for number in choose_affordable(costs, *_summary_allowance(model, state.budget.accounts.balances))
         ]
         responses = await self._summaries.request_all([question for _, question in chosen], session, state)
         summaries, notes = {}, []
         for (result, _), (text, note) in zip(chosen, responses, strict=True):
-            is_good = text is not None and is_taken(text, result.limits.limit)
+            is_good = text is not None and is_accepted(text, result.limits.limit)
             if text is not None and is_good:
                 summaries[result.handle] = text
             notes.append(note if is_good or text is None else f"none: the response to {note} is longer than requested")
@@ -128,22 +136,22 @@ def _note(state: CallState, notes: Sequence[str]) -> None:
 
 def _summary_allowance(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:
     """Return the tokens and calls that summaries may use of the budgets; tokens are None if not limited."""
-    tokens = affordable_input(balances, LONGEST_ANSWER, rate_of(model.facts.price, 0, None))
+    tokens = affordable_input(balances, MAX_SUMMARY_TOKENS, rate_of(model.facts.price, 0, None))
     calls = [balance.left("calls") for balance in balances if balance.key.kind != "rate"]
-    most = min((left // _SHARE for left in calls if left is not None), default=MOST)
-    return tokens // _SHARE if tokens is not None else None, min(most, MOST)
+    most = min((left // _SHARE for left in calls if left is not None), default=MAX_SUMMARIES)
+    return tokens // _SHARE if tokens is not None else None, min(most, MAX_SUMMARIES)
 
 
 def _question(messages: Sequence[bytes], result: PendingExtract, model: SummaryModel) -> SummaryQuestion | None:
     """Return the request for a summary; None if the model's window has no room for the result."""
     limit = min(result.limits.limit, model.facts.output or result.limits.limit)
-    prompt = asking(_tool_name(messages, result), readable(result.raw), limit, model.room)
+    prompt = result_summary_prompt(_tool_name(messages, result), summarizable_text(result.raw), limit, model.room)
     return SummaryQuestion(OPERATION, model.name, prompt, limit) if prompt is not None else None
 
 
 def _tool_name(messages: Sequence[bytes], result: PendingExtract) -> str:
     """Return the name of the tool that gave a result, from its tool call or from the result itself."""
-    message, call_id = decode(result.raw), outline_of(result.raw).answers
+    message, call_id = decode(result.raw), outline_of(result.raw).result_of
     for raw in reversed(messages[: result.position]):
         if call_id is not None and b"tool_calls" in raw:
             names = dict(outline_of(raw).names)

@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 
 from gateway.call.types import KeptContent, PendingExtract, ShownResults
 from gateway.context.summary_choices import SummaryChoices
-from gateway.core.conversation.message import digest, encode, read
+from gateway.core.conversation.message import digest, encode, parse_bytes
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, ShownResult, milder, show, show_blocks, with_summary
-from gateway.core.modes.extract import LONGEST
-from gateway.core.modes.summary import MOST, SummaryLimits
+from gateway.core.modes.extract import MAX_EXTRACT_CHARS
+from gateway.core.modes.summary import MAX_SUMMARIES, SummaryLimits
 from gateway.core.ports import Results
 
 #: the field of a message that calls tools
@@ -39,7 +39,7 @@ _ENTRY_BYTES: Final = 200
 #: Bytes of messages that are rendered in the event loop. More are rendered in a thread.
 _INLINE_BYTES: Final = 32 * 1024
 #: maximum UTF-8 bytes of all summaries that one call may need
-_SUMMARIES_BYTES: Final = MOST * LONGEST * 4
+_SUMMARIES_BYTES: Final = MAX_SUMMARIES * MAX_EXTRACT_CHARS * 4
 _NO_BLOCKS: Final[Mapping[int, Sequence[int]]] = {}
 
 
@@ -65,10 +65,10 @@ _AS_RECEIVED: Final = _Rendered()
 
 
 class ToolResultRenderer:
-    """Renders tool results for all calls. `most`: maximum bytes of stored texts of a session; 0: none."""
+    """Renders tool results for all calls. `max_bytes`: maximum bytes of stored texts of a session; 0: none."""
 
     def __init__(self, store: Results, most: int) -> None:
-        self.most = most
+        self.max_bytes = most
         self._store = store
         self._decisions = SummaryChoices(store)
         self._cache = CountCache(_CACHE_BYTES, Lock())
@@ -97,7 +97,7 @@ class ToolResultRenderer:
             shows_requested: send texts complete that a tool call requested by handle, even in `handle_only`.
         """
         is_short = bool(blocks) or not {*modes} <= {"raw", "table"}
-        if is_short and session is not None and self.most:
+        if is_short and session is not None and self.max_bytes:
             with contextlib.suppress(StoreUnavailable):
                 rendered = await self._render(messages, modes, session, blocks)
                 rendered = await self._with_requested(messages, modes, rendered, shows_requested=shows_requested)
@@ -112,7 +112,7 @@ class ToolResultRenderer:
     async def decide(self, summaries: Mapping[str, str], session: SessionKey) -> bool:
         """Store which summaries replace results from now on; return False if that fails (`SummaryChoices.decide`)."""
         try:
-            await self._decisions.decide(session, summaries, self.most)
+            await self._decisions.decide(session, summaries, self.max_bytes)
         except StoreUnavailable:
             return False
         return True
@@ -127,7 +127,7 @@ class ToolResultRenderer:
         is_long = sum(len(message.raw) for message in shown.texts.values()) > _INLINE_BYTES
         texts = await asyncio.to_thread(_texts, shown) if is_long else _texts(shown)
         try:
-            return not await self._store.keep_results(session, texts, self.most)
+            return not await self._store.keep_results(session, texts, self.max_bytes)
         except StoreUnavailable:
             return False
 
@@ -160,7 +160,7 @@ class ToolResultRenderer:
         handle_of = _handles(owner)
 
         def work() -> Sequence[_Rendered]:
-            return self._cache.get_keyed(
+            return self._cache.get_many(
                 f"{mode}\0{owner}",
                 [digest(raw) for raw in messages],
                 lambda missing: (_rendered(show(messages[index], mode, handle_of)) for index in missing),
@@ -177,7 +177,7 @@ class ToolResultRenderer:
         handle_of = _handles(owner)
 
         def work() -> Sequence[_Rendered]:
-            return self._cache.get_keyed(
+            return self._cache.get_many(
                 f"blocks\0{owner}",
                 [(digest(raw), blocks) for raw, blocks in chosen],
                 lambda missing: (_rendered(show_blocks(*chosen[index], handle_of)) for index in missing),
@@ -200,7 +200,7 @@ class ToolResultRenderer:
         missing = await self._store.missing_results(session, list(originals)) if originals else ()
         if not missing:
             return {}, ()
-        room = self.most - await self._store.results_size(session)
+        room = self.max_bytes - await self._store.results_size(session)
         texts = {}
         for handle in missing:
             kept, size = originals[handle]
@@ -271,7 +271,7 @@ class ToolResultRenderer:
 
     async def _has_room(self, pending: int, session: SessionKey) -> bool:
         """Return whether summaries can be stored in addition to `pending` bytes. Without room none are requested."""
-        return await self._store.results_size(session) + pending + _SUMMARIES_BYTES <= self.most
+        return await self._store.results_size(session) + pending + _SUMMARIES_BYTES <= self.max_bytes
 
     async def _with_summaries(
         self, summaries: Mapping[str, str], messages: Sequence[bytes], rendered: Sequence[_Rendered]
@@ -288,7 +288,7 @@ class ToolResultRenderer:
             return rendered[index]._replace(raw=with_summary(messages[index], summaries[handle], handle))
 
         def work() -> Sequence[_Rendered]:
-            return self._cache.get_keyed(
+            return self._cache.get_many(
                 "summaries",
                 [
                     (digest(messages[index]), rendered[index].handle, summaries[rendered[index].handle or ""])
@@ -320,7 +320,7 @@ def _handles(owner: str) -> Callable[[str], str]:
 def _rendered(shown: ShownResult | None) -> _Rendered:
     if shown is None:
         return _AS_RECEIVED
-    return _Rendered(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
+    return _Rendered(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summary_limits)
 
 
 def _rendered_bytes(rendered: _Rendered) -> int:
@@ -334,7 +334,7 @@ def _requested(messages: Sequence[bytes]) -> Iterator[int]:
         if _CALLS in raw:
             requesting = _requesting_calls(raw) if _HANDLE.search(raw) else ()
         elif requesting:
-            message, _ = read(raw)
+            message, _ = parse_bytes(raw)
             if (
                 isinstance(message, dict)
                 and message.get("role") == "tool"
@@ -345,7 +345,7 @@ def _requested(messages: Sequence[bytes]) -> Iterator[int]:
 
 def _requesting_calls(raw: bytes) -> Collection[object]:
     """Return the ids of the tool calls in a message that have a handle in their arguments."""
-    message, _ = read(raw)
+    message, _ = parse_bytes(raw)
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     return [
         call.get("id")

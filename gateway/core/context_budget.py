@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field, replace
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.fitting.policy import TrimPolicy
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.values import dataclass
 
 Trim = Literal["auto", "off", "shadow"]
@@ -94,7 +94,7 @@ def beta_of(facts: ModelFacts, options: ContextOptions) -> str | None:
     return max(windows, key=windows.__getitem__, default=None)
 
 
-def within(facts: ModelFacts, options: ContextOptions, limit: LengthLimit | None) -> ModelFacts:
+def with_call_limits(facts: ModelFacts, options: ContextOptions, limit: LengthLimit | None) -> ModelFacts:
     """Return the facts of a model for one call, with the window of its beta and the limit from a provider's refusal."""
     beta = beta_of(facts, options)
     if beta is not None and facts.betas is not None:
@@ -114,10 +114,10 @@ def budget_of(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions)
     """
     window = facts.window
     room = max(1, window - _reserve(policy, facts, options, window)) if window is not None else None
-    return least(policy.budget, options.budget, facts.input, room)
+    return smallest_limit(policy.budget, options.budget, facts.input, room)
 
 
-def least(*limits: int | None) -> int | None:
+def smallest_limit(*limits: int | None) -> int | None:
     """Return the smallest of these limits, or None if there is none."""
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None

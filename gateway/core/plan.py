@@ -15,19 +15,19 @@ from typing import Any, Final, NamedTuple
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation.message import Hashed, Message, encode
 from gateway.core.conversation.units import Conversation
-from gateway.core.counting.calibration import ceiling, may_become
-from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
+from gateway.core.counting.calibration import can_be_trimmed_to, largest_estimate
+from gateway.core.counting.counted import CountedRequest, LearnedCorrections, count_tokens
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.overhead import Overhead
 from gateway.core.counting.request import RequestParts
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.report import Fates, TrimmedConversation
-from gateway.core.fitting.summary import Passage, SummaryNeeded, SummaryRequest, Use, asking
-from gateway.core.fitting.trim_decision import TrimDecision
-from gateway.core.fitting.trim_decisions import find, fit
 from gateway.core.record import ContextRecord
 from gateway.core.session import SessionState
+from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
+from gateway.core.trimming.reader import Reader
+from gateway.core.trimming.report import MessageOutcomes, TrimmedConversation
+from gateway.core.trimming.summary import Passage, SummaryNeeded, SummaryRequest, SummaryUse, summary_prompt
+from gateway.core.trimming.trim_decision import TrimDecision
+from gateway.core.trimming.trim_decisions import find, trim_conversation
 from gateway.core.values import dataclass
 from gateway.core.views import View, new_faults
 
@@ -37,7 +37,7 @@ _TRIES: Final = 3
 #: a limit, in tokens, at which only what must stay is kept
 _NOTHING: Final = 0
 #: shared empty values, which are never changed
-_NO_FATES: Final = Fates()
+_NO_FATES: Final = MessageOutcomes()
 _NOTHING_SAVED: Final[Mapping[str, int]] = {}
 
 
@@ -78,7 +78,7 @@ class Plan:
         return self.overflow is None and (budget is None or self.safe_tokens <= budget)
 
 
-def as_it_came(
+def unchanged_plan(
     counted: CountedRequest, budget: int | None, safety: float | None = None, *, window: int | None = None
 ) -> Plan:
     """Return the plan that sends a request unchanged."""
@@ -92,7 +92,7 @@ def _record(
     budget: int | None,
     safety: float | None,
     *,
-    fates: Fates = _NO_FATES,
+    fates: MessageOutcomes = _NO_FATES,
     saved: Mapping[str, int] = _NOTHING_SAVED,
     shadow: bool = False,
 ) -> ContextRecord:
@@ -113,13 +113,13 @@ def _record(
         shadow=shadow,
         message_fates=fates,
         margin=sent.margin(safety),
-        kept=sent.kept,
+        kept=sent.stored_tokens,
         newest=sent.estimate.newest,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
+class TokenCounters:
     """Count the tokens of a choice: `estimator` for whole requests, `reader` for single messages of the same model.
 
     `overhead`: the overhead of the request, if it was measured before.
@@ -131,7 +131,7 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ChoiceBudget:
     """The budget and the settings for a choice.
 
     Attributes:
@@ -150,14 +150,16 @@ class Room:
     policy: ContextPolicy
     shadow: bool
     state: SessionState
-    learned: Learned
+    learned: LearnedCorrections
     expired: Callable[[], bool]
-    use: Use = "off"
+    use: SummaryUse = "off"
     salt: str = ""
     window: int | None = None
 
 
-def make_room(original: CountedRequest, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+def make_room(
+    original: CountedRequest, view: View, conversation: Conversation, room: ChoiceBudget, scales: TokenCounters
+) -> Plan:
     """Choose what to keep of a request that is over its budget.
 
     Args:
@@ -176,7 +178,7 @@ def make_room(original: CountedRequest, view: View, conversation: Conversation, 
     if is_over and room.policy.overflow != "least" and (has_overhead or not conversation.messages):
         raise BudgetTooSmall(needed=original.estimate.overhead, budget=room.budget)
     if not conversation.messages:
-        return as_it_came(original, room.budget, room.policy.safety, window=room.window)
+        return unchanged_plan(original, room.budget, room.policy.safety, window=room.window)
     case = _Case(original, view, conversation, scales)
     try:
         return _decided(case, room)
@@ -191,17 +193,17 @@ class _Case:
     original: CountedRequest
     view: View
     conversation: Conversation
-    scales: Scales
+    scales: TokenCounters
 
 
-def _decided(case: _Case, room: Room) -> Plan:
+def _decided(case: _Case, room: ChoiceBudget) -> Plan:
     try:
         return _first_plan(case, room)
     except SummaryNeeded as wanted:
         needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
         return _first_plan(case, replace(room, use="off"))
-    original = as_it_came(case.original, room.budget, room.policy.safety, window=room.window)
+    original = unchanged_plan(case.original, room.budget, room.policy.safety, window=room.window)
     return replace(original, needs=needs)
 
 
@@ -219,11 +221,11 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
         return estimator.estimate(request).tokens
 
     most = min(model.max_tokens, facts.output or model.max_tokens)
-    messages = asking(passage, most, model.room, count)
+    messages = summary_prompt(passage, most, model.room, count)
     return SummaryRequest(passage.id, model.name, messages, most, passage.count) if messages is not None else None
 
 
-def _first_plan(case: _Case, room: Room) -> Plan:
+def _first_plan(case: _Case, room: ChoiceBudget) -> Plan:
     """Return the first of these plans that is possible.
 
     1. The plan of the identical request before, for a client's retry.
@@ -235,7 +237,7 @@ def _first_plan(case: _Case, room: Room) -> Plan:
     anyway, and the gateway learns from the provider's response.
     """
     original, trim_decision = _as_sent_last(case.original, room.learned), _trim_decision(case, room)
-    bare = room.budget - (original.beyond if original.expected.last is not None else 0)
+    bare = room.budget - (original.constant_offset if original.expected.last is not None else 0)
     repeated = _repeated(case, room, trim_decision, bare)
     if repeated is not None:
         return repeated
@@ -247,7 +249,7 @@ def _first_plan(case: _Case, room: Room) -> Plan:
         return _least(case, room, trim_decision, overflow)
 
 
-def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
+def _as_sent_last(original: CountedRequest, learned: LearnedCorrections) -> CountedRequest:
     """Count the request as the kind that this session sent last, if trimming can turn it into that kind.
 
     For example, a request with images is of another kind once its images are trimmed. The usage last reported for the
@@ -255,24 +257,24 @@ def _as_sent_last(original: CountedRequest, learned: Learned) -> CountedRequest:
     computed with what was learned about that kind, and with the number of frames sent then.
     """
     last = learned.last_turn
-    if last is None or not may_become(original.key, last.key):
+    if last is None or not can_be_trimmed_to(original.key, last.key):
         return original
     frames = original.estimate.frames if last.frames is None else last.frames
     return count_tokens(original.request, original.estimate.with_frames(frames), learned, last.key)
 
 
-def _safely(original: CountedRequest, room: Room) -> int:
+def _safely(original: CountedRequest, room: ChoiceBudget) -> int:
     """Return the most tokens in `CountedRequest.framed` with which the request plus margin is in the budget."""
     if room.policy.safety is not None:
-        return int(room.budget / room.policy.safety) - original.beyond
+        return int(room.budget / room.policy.safety) - original.constant_offset
     known = room.learned
-    return ceiling(
+    return largest_estimate(
         original.estimate, original.key, known.offsets, known.last_turn, known.surprises,
         frames=known.frames, budget=room.budget,
     )  # fmt: skip
 
 
-def _repeated(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int) -> Plan | None:
+def _repeated(case: _Case, room: ChoiceBudget, trim_decision: TrimDecision | None, most: int) -> Plan | None:
     """Return the plan for a repeated request (a client's retry): the same bytes as before, if at most `most` tokens.
 
     The same bytes are in the provider's cache; other bytes would be billed in full. No margin is needed, and no old
@@ -280,7 +282,7 @@ def _repeated(case: _Case, room: Room, trim_decision: TrimDecision | None, most:
     """
     if trim_decision is None or trim_decision.size != len(case.conversation.keys):
         return None
-    whole = sum(case.scales.reader.weights(case.conversation))
+    whole = sum(case.scales.reader.token_counts(case.conversation))
     policy = replace(room.policy, fit=replace(room.policy.fit, recall="off"))
     try:
         limit = min(whole - 1, most - case.original.estimate.overhead)
@@ -290,10 +292,10 @@ def _repeated(case: _Case, room: Room, trim_decision: TrimDecision | None, most:
     if fitted.trim_decision is not trim_decision:
         return None
     chosen = _chosen(case, room, fitted)
-    return _plan(case, chosen, room, trim_decision) if chosen.sent.framed <= most else None
+    return _plan(case, chosen, room, trim_decision) if chosen.sent.estimate_with_frames <= most else None
 
 
-def _fitted(case: _Case, room: Room, trim_decision: TrimDecision | None, most: int, key: str) -> Plan:
+def _fitted(case: _Case, room: ChoiceBudget, trim_decision: TrimDecision | None, most: int, key: str) -> Plan:
     """Return the plan of a choice with at most `most` tokens in the request's own format.
 
     `key`: the kind of request for which `most` was computed. If the choice is of another kind, its expected tokens must
@@ -308,7 +310,7 @@ def _fitted(case: _Case, room: Room, trim_decision: TrimDecision | None, most: i
         chosen = _chosen(case, room, _fit(case, room, trim_decision, limit))
         sent = chosen.sent
         # A choice of another kind has other expected tokens.
-        over = max(sent.framed - most, sent.expected.tokens - room.budget if sent.key != key else 0)
+        over = max(sent.estimate_with_frames - most, sent.expected.tokens - room.budget if sent.key != key else 0)
         if over <= 0:
             return _plan(case, chosen, room, trim_decision)
         # Lower the limit by the difference between the request's own format and chat messages.
@@ -316,7 +318,7 @@ def _fitted(case: _Case, room: Room, trim_decision: TrimDecision | None, most: i
     return _plan(case, _chosen(case, room, _fit(case, room, trim_decision, _NOTHING)), room, trim_decision)
 
 
-def _least(case: _Case, room: Room, trim_decision: TrimDecision | None, overflow: ContextOverflow) -> Plan:
+def _least(case: _Case, room: ChoiceBudget, trim_decision: TrimDecision | None, overflow: ContextOverflow) -> Plan:
     """Return the plan of what must stay, if its uncorrected estimate is within the budget or may exceed it.
 
     Raises:
@@ -339,13 +341,13 @@ def _least(case: _Case, room: Room, trim_decision: TrimDecision | None, overflow
     return replace(plan, trim_decision=None) if is_over else plan
 
 
-def _salt(case: _Case, room: Room) -> str:
+def _salt(case: _Case, room: ChoiceBudget) -> str:
     """Return the salt of trim decisions. Decisions with another salt, as for another model, are not continued."""
     salt = f"shadow{room.salt}" if room.shadow else room.salt
-    return f"{salt}\0turns" if case.conversation.takes_turns else salt
+    return f"{salt}\0turns" if case.conversation.needs_alternating_roles else salt
 
 
-def _trim_decision(case: _Case, room: Room) -> TrimDecision | None:
+def _trim_decision(case: _Case, room: ChoiceBudget) -> TrimDecision | None:
     """Return the trim decision to continue, or None."""
     decisions = [
         trim_decision
@@ -360,8 +362,8 @@ def _trim_decision(case: _Case, room: Room) -> TrimDecision | None:
     return find(known, case.conversation, _salt(case, room))
 
 
-def _fit(case: _Case, room: Room, trim_decision: TrimDecision | None, limit: int) -> TrimmedConversation:
-    return fit(
+def _fit(case: _Case, room: ChoiceBudget, trim_decision: TrimDecision | None, limit: int) -> TrimmedConversation:
+    return trim_conversation(
         case.conversation, limit, case.scales.reader,
         trim_decision=trim_decision, policy=room.policy.fit, salt=_salt(case, room), expired=room.expired,
         summaries=room.state.summaries, use="off" if room.shadow else room.use,
@@ -376,23 +378,23 @@ class _Chosen(NamedTuple):
     sent: CountedRequest
 
 
-def _chosen(case: _Case, room: Room, fitted: TrimmedConversation) -> _Chosen:
-    elements = case.view.restored(fitted.changes, fitted.new)
+def _chosen(case: _Case, room: ChoiceBudget, fitted: TrimmedConversation) -> _Chosen:
+    elements = case.view.restored(fitted.changes, fitted.replaced)
     if case.original.request.wire == "chat":
         elements = Hashed(elements.raws, fitted.keys)
     request, estimator = case.original.request, case.scales.estimator
     overhead = case.scales.overhead or estimator.overhead(request)
-    estimate = estimator.having(overhead, elements.raws, elements.keys)
+    estimate = estimator.estimate_with_keys(overhead, elements.raws, elements.keys)
     return _Chosen(fitted, elements, count_tokens(request, estimate, room.learned))
 
 
-def _plan(case: _Case, chosen: _Chosen, room: Room, trim_decision: TrimDecision | None) -> Plan:
+def _plan(case: _Case, chosen: _Chosen, room: ChoiceBudget, trim_decision: TrimDecision | None) -> Plan:
     original, (fitted, elements, sent) = case.original, chosen
     is_changed = fitted.changed
-    if is_changed and (faults := new_faults(original.request.wire, case.view.original, elements, case.view.book)):
+    if is_changed and (faults := new_faults(original.request.wire, case.view.original, elements, case.view.cache)):
         raise InvalidPlan("; ".join(faults))
     counted = original if room.shadow else sent
-    fates = case.view.fates(fitted.fates) if is_changed else _NO_FATES
+    fates = case.view.fates(fitted.outcomes) if is_changed else _NO_FATES
     record = _record(
         original, counted, room.budget, room.policy.safety, fates=fates, saved=fitted.saved_by_rule, shadow=room.shadow
     )

@@ -19,15 +19,15 @@ from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import (
-    CallClosing,
-    CallOpening,
-    Ending,
+    CallEnd,
+    CallStart,
     LatestCalls,
     Lesson,
     OpenHold,
     Page,
     SessionView,
     Sort,
+    StepEnding,
     StoredKey,
 )
 from gateway.core.usage import Totals
@@ -44,7 +44,7 @@ class Ledger(Protocol):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         """Return what `Sessions.remembered`, `balances` and `Sessions.totals` return, read in one round trip.
 
         Every call starts with it, so it must be cheap.
@@ -104,7 +104,7 @@ class Ledger(Protocol):
         """Return up to `limit` holds whose lease has ended. They remain until they are settled."""
         ...
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """Write the record, charge it to its session and accounts, and return the session's new totals.
 
         All of this is one transaction, done once per `call_id`. It survives the end of this process once this returns.
@@ -132,7 +132,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """Do what `settle` does, and return its totals and the new balances of these claims, in one round trip.
 
         It raises what `settle` raises. The call is settled even if the balances cannot be read afterwards.

@@ -11,27 +11,27 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
-from gateway.core.counting.calibration import LastTurn, whole_report
-from gateway.core.counting.context import ToolWeights
+from gateway.core.counting.calibration import LastTurn, whole_request_tokens
+from gateway.core.counting.context import TokensByTool
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import BudgetFault, GatewayError
-from gateway.core.fitting.report import Fates
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.thinking_origin import UnreadableThinking
+from gateway.core.trimming.report import MessageOutcomes
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 
 #: Why the task of a call was cancelled, other than by a client that disconnected: the client read nothing for too long,
 #: the gateway stops, or a call that the gateway itself made took too long. It is the message of the cancellation.
-Cut = Literal["client_stalled", "cut_at_shutdown", "too_slow"]
-STALLED: Final[Cut] = "client_stalled"
-SHUT_DOWN: Final[Cut] = "cut_at_shutdown"
-TOO_SLOW: Final[Cut] = "too_slow"
-CUTS: Final[tuple[Cut, ...]] = get_args(Cut)
+CancelReason = Literal["client_stalled", "cut_at_shutdown", "too_slow"]
+STALLED: Final[CancelReason] = "client_stalled"
+SHUT_DOWN: Final[CancelReason] = "cut_at_shutdown"
+TOO_SLOW: Final[CancelReason] = "too_slow"
+CANCEL_REASONS: Final[tuple[CancelReason, ...]] = get_args(CancelReason)
 #: How a call ended; docs/guides/monitoring.md explains each. A call that was cut off is charged for what was delivered.
 Outcome = Literal[
-    Cut,
+    CancelReason,
     "ok",
     "provider_error",
     "refused",
@@ -71,7 +71,7 @@ _UNKNOWN_RULE: Final = "other"
 _NAME_BYTES: Final = 16
 
 
-def answer_name(answer_id: str) -> str:
+def response_digest(answer_id: str) -> str:
     """Return the digest by which a call is found from its response id, which can have any length and characters."""
     return blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_NAME_BYTES).hexdigest()
 
@@ -136,8 +136,8 @@ class ContextRecord:
     trimmed: Mapping[str, int] = field(default_factory=dict)
     saved: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
-    message_fates: Fates = Fates()  # a shared empty value is safe: Fates are never changed
-    tool_weights: ToolWeights = field(default_factory=dict)
+    message_fates: MessageOutcomes = MessageOutcomes()  # a shared empty value is safe: Fates are never changed
+    tool_weights: TokensByTool = field(default_factory=dict)
     margin: int = 0
     kept: int = 0
     beyond: int = 0
@@ -157,7 +157,7 @@ class ContextRecord:
             residual = max(0, residual)
         if self.before is None:
             return LastTurn(self.key, residual, self.frames)
-        return self.before.then(residual, self.frames)
+        return self.before.followed_by(residual, self.frames)
 
     def surprise(self, tokens: int) -> int | None:
         """Return how many more tokens were reported than expected, or None without a last turn to expect from."""
@@ -240,8 +240,8 @@ class CallRecord:
         mode: how tool results were shown; None if they were not examined.
         step: the step in which it was made; None if its agent has no steps.
         kept: what its session remembers of responses that the provider keeps, see `kept_as`.
-        answer: the name by which a later call that continues this response finds it, see `answer_name`; None if none
-            can.
+        answer: the name by which a later call that continues this response finds it, see `response_digest`; None if
+            none can.
         unread_thinking: thinking blocks of the request that the called model or account cannot read.
         lesson: what to learn (see `Lessons.learn`) before the call is settled: a key, and the value to keep under it
             unless the kept value already names this call. None in a store.
@@ -292,7 +292,7 @@ class CallRecord:
         context, reported = self.context, self.request_tokens
         if context is None or not reported:
             return None
-        whole = whole_report(reported, context.estimate, context.newest, context.before, context.key)
+        whole = whole_request_tokens(reported, context.estimate, context.newest, context.before, context.key)
         return context.reported(whole) if whole is not None else None
 
     @property

@@ -36,12 +36,12 @@ class Repeated:
         return isinstance(other, Repeated) and self.raw == other.raw
 
 
-def again(raw: bytes) -> bytes | Repeated:
+def cache_key(raw: bytes) -> bytes | Repeated:
     """Return the cache key for bytes that repeat often."""
     return Repeated(raw) if len(raw) >= _WORTH_KEEPING.start else raw
 
 
-def digest_again(raw: bytes) -> bytes:
+def cached_digest(raw: bytes) -> bytes:
     """Return the `digest` of bytes that repeat often."""
     return _known_digest(Repeated(raw)) if len(raw) in _WORTH_KEEPING else digest(raw)
 

@@ -177,7 +177,7 @@ class Routes:
             )
         return [Route(self._default, model)]
 
-    def named_at(self, provider: str, model: str) -> Route:
+    def route_at(self, provider: str, model: str) -> Route:
         """Return the route to a model by its name at the provider, with the rule that gives its facts, if any."""
         for rule in self._rules:
             if provider in (rule.provider, *(name for name, _ in rule.shares)) and (
@@ -186,7 +186,7 @@ class Routes:
                 return Route(provider, model, rule)
         return Route(provider, model)
 
-    def taken(self, provider: str, model: str, match: str | None) -> Route:
+    def route_of_call(self, provider: str, model: str, match: str | None) -> Route:
         """Return the route of an earlier call. `match`: the pattern of its rule, which may no longer be configured."""
         rule = next((rule for rule in self._rules if rule.match == match), None)
         return Route(provider, model, rule)
@@ -208,7 +208,7 @@ class Routes:
             return False
         return route.provider == provider and route.model == model
 
-    def without_model(self, anthropic: bool) -> str:  # noqa: FBT001
+    def provider_without_model(self, anthropic: bool) -> str:  # noqa: FBT001
         """Return the provider for a path that names no model. `anthropic`: it is a path of Anthropic's API.
 
         Raises:

@@ -73,7 +73,7 @@ class SessionState:
 
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """Return this state with another step of one agent."""
-        return self.with_steps(moved(self.steps, agent, step))
+        return self.with_steps(with_agent_step(self.steps, agent, step))
 
     def with_thinking(self, conversation: str, origins: tuple[ThinkingOrigin, ...]) -> SessionState:
         """Return this state with new origins of a conversation's thinking; the oldest conversations are dropped."""
@@ -149,7 +149,7 @@ class SessionState:
         return replace(self, summaries=_newest(texts, [*self.summaries, name]))
 
 
-def moved(places: Places, agent: str, step: StepState) -> Places:
+def with_agent_step(places: Places, agent: str, step: StepState) -> Places:
     """Return the steps with another step of one agent. With too many, the longest unused agents are dropped."""
     after = {**places}
     after.pop(agent, None)
@@ -178,19 +178,19 @@ Change = Callable[[SessionState], SessionState]
 class Remembered:
     """The memory of a session that a call reads before it is planned.
 
-    `kept`: input tokens of responses that providers keep, as written by `kept_as`, newest first.
+    `kept`: input tokens of responses that providers keep, as written by `kept_text`, newest first.
     """
 
     state: SessionState = SessionState()
     last_turn: LastTurn | None = None
     kept: str = ""
 
-    def kept_by(self, provider: str, ids: Sequence[str]) -> int:
+    def kept_tokens(self, provider: str, ids: Sequence[str]) -> int:
         """Return the input tokens of what this provider keeps by one of these ids; 0 if unknown."""
         return max((_tokens_of(self.kept, _name(provider, id_)) for id_ in ids), default=0)
 
 
-def kept_as(provider: str, ids: Sequence[str], tokens: int) -> str:
+def kept_text(provider: str, ids: Sequence[str], tokens: int) -> str:
     """Return the text by which a session remembers the input tokens of these ids of a provider."""
     number = min(max(tokens, 0), 16**_TOKEN_DIGITS - 1)
     return "".join(f"{_name(provider, id_)}{number:0{_TOKEN_DIGITS}x}" for id_ in ids)

@@ -26,7 +26,7 @@ MOST_SEARCHED: Final = 10_000
 Lesson = Callable[[bytes | None], bytes]
 #: Takes the step of each agent of a session, and returns the steps after a call and the record to write. It is pure and
 #: may be applied more than once. Its records are of the same call and differ only in their notes.
-Ending = Callable[[Places], tuple[Places, CallRecord]]
+StepEnding = Callable[[Places], tuple[Places, CallRecord]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOpening:
+class CallStart:
     """The first read of a call: the memory of its session, its balances, and the totals if requested.
 
     `parents`: the parents of the other sessions that were requested, in their order.
@@ -116,7 +116,7 @@ class CallOpening:
 
 
 @dataclass(frozen=True, slots=True)
-class CallClosing:
+class CallEnd:
     """The result of settling a call: the totals of its session, and balances, or None if they cannot be read."""
 
     totals: Totals

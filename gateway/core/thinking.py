@@ -22,7 +22,15 @@ from hashlib import blake2b
 from itertools import compress
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import Hashed, digest, encode, is_thinking, outline_of, read, without_thinking
+from gateway.core.conversation.message import (
+    Hashed,
+    digest,
+    encode,
+    is_thinking,
+    outline_of,
+    parse_bytes,
+    without_thinking,
+)
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.parts import is_compaction
 from gateway.core.modes import MODES, ResponseMode
@@ -30,7 +38,7 @@ from gateway.core.modes.unread import after_last_reply
 from gateway.core.values import dataclass
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import changed_tool
-from gateway.core.views.view import ElementCache, entries
+from gateway.core.views.view import ElementCache, parsed_elements
 
 #: Positions `start` to `stop - 1`.
 Span = tuple[int, int]
@@ -67,7 +75,7 @@ def bare_message(wire: Wire, raw: bytes) -> StrippedMessage:
     """Return a message of this format without its thinking. All its other bytes stay unchanged."""
     if not any(mark in raw for mark in _MARKS):
         return StrippedMessage(raw, outline_of(raw).identity, 0)
-    message, is_odd = read(raw)
+    message, is_odd = parse_bytes(raw)
     if not isinstance(message, dict) or is_odd:
         return StrippedMessage(raw, digest(raw), 0)
     if wire == "responses":
@@ -172,7 +180,7 @@ class BoundConversation:
         self._bare = self._read(received)
 
     def _read(self, messages: Hashed) -> Sequence[StrippedMessage]:
-        return entries(
+        return parsed_elements(
             f"without thinking {self._wire}", messages, self._book, lambda raw: bare_message(self._wire, raw), _size_of
         )
 
@@ -224,7 +232,7 @@ class BoundConversation:
     def is_compacted(self) -> bool:
         """Return whether the first message holds a compaction, so that messages before it are no longer sent."""
         first = next(iter(self._received.raws), b"")
-        message = read(first)[0] if _COMPACTION in first else None
+        message = parse_bytes(first)[0] if _COMPACTION in first else None
         content = message.get("content") if isinstance(message, dict) else None
         return isinstance(content, list) and any(is_compaction(block) for block in content if isinstance(block, dict))
 
@@ -266,7 +274,7 @@ class BoundConversation:
         """
         placed, waiting = list[int](), list[int]()
         for index in indices:
-            message, _ = read(self._received.raws[index])
+            message, _ = parse_bytes(self._received.raws[index])
             role = message.get("role") if isinstance(message, dict) else None
             if role == "system" and isinstance(message, dict) and _changes_tools(message.get("content")):
                 waiting.append(index)
@@ -326,7 +334,7 @@ class BoundConversation:
     def open_turn(self) -> int:
         """Return the position after the last user text, where the current turn begins; `size` if no reply follows."""
         raws = self._received.raws
-        last = next((index for index in reversed(range(len(raws))) if _is_user_text(read(raws[index])[0])), -1)
+        last = next((index for index in reversed(range(len(raws))) if _is_user_text(parse_bytes(raws[index])[0])), -1)
         return self.positions[last + 1] if last + 1 < len(raws) else self.size
 
     @cached_property

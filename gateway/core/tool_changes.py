@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import encode, read
+from gateway.core.conversation.message import encode, parse_bytes
 from gateway.core.thinking import BoundConversation
 from gateway.core.views.read_messages import OFFER, WITHDRAW
 
@@ -135,6 +135,6 @@ def remember_change(changes: Sequence[ToolChange], change: ToolChange) -> tuple[
 
 
 def _role(raw: bytes) -> str:
-    message, _ = read(raw)
+    message, _ = parse_bytes(raw)
     role = message.get("role") if isinstance(message, dict) else None
     return role if isinstance(role, str) else ""

@@ -84,8 +84,8 @@ class Endpoint:
         anthropic: the client uses Anthropic's API.
         wire: the format of the requests, if their tokens can be counted.
         deferred: the call starts work that is billed later, without the gateway.
-        about: the id of an earlier response that is read, changed or deleted.
-        fetches: the same id, if the response is that earlier response in its current state.
+        response_id: the id of an earlier response that is read, changed or deleted.
+        fetched_id: the same id, if the response is that earlier response in its current state.
         counts: the format of a request whose tokens the provider is asked to count.
     """
 
@@ -96,8 +96,8 @@ class Endpoint:
     anthropic: bool = False
     wire: Wire | None = None
     deferred: bool = False
-    about: str | None = None
-    fetches: str | None = None
+    response_id: str | None = None
+    fetched_id: str | None = None
     counts: Wire | None = None
 
     @property
@@ -106,7 +106,7 @@ class Endpoint:
         return self.wire or self.counts or ("embeddings" if self.operation == "embeddings" and self.metered else None)
 
     @property
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Return True if requests may have `previous_response_id`, which includes compaction and token counting."""
         return self.wire == "responses" or self.operation == "responses"
 
@@ -152,7 +152,9 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     for pattern, reader_dialect in _FETCHED.get(method, ()) if not metered else ():
         if (match := pattern.match(original_path)) is not None:
             dialect, response_id = StoredResponses(operation, reader_dialect, is_empty=is_empty), unquote(match[1])
-            return Endpoint(dialect, operation, metered=False, estimated=False, about=response_id, fetches=response_id)
+            return Endpoint(
+                dialect, operation, metered=False, estimated=False, response_id=response_id, fetched_id=response_id
+            )
     about = _ABOUT.match(original_path) if not metered else None
     counts = _COUNTING_MODELS.get(path) if has_body and not metered else None
     is_free = _FREE.match(path) is not None
@@ -163,7 +165,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         estimated=metered and not is_free,
         anthropic=anthropic,
         deferred=metered and not is_free and _STARTS_WORK.search(path) is not None,
-        about=unquote(about[1]) if about is not None else None,
+        response_id=unquote(about[1]) if about is not None else None,
         counts=counts,
     )
 

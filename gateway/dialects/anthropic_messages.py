@@ -14,9 +14,9 @@ from gateway.dialects import anthropic_errors
 from gateway.dialects.base import MAX_TOOLS, Call, EventReader, ParsedResponse, Verdict, length_before, named_event
 from gateway.dialects.fields import decode_response, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.limits import anthropic_tier
-from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.opening import identifying_text, identifying_texts
 from gateway.dialects.response_state import ResponseState
-from gateway.dialects.stream_batch import BatchReader, runs
+from gateway.dialects.stream_batch import BatchReader, runs_of_kind
 from gateway.dialects.texts import texts_of_fields
 
 _TEXT_FIELDS: Final = ("system", "messages", "tools")
@@ -73,8 +73,8 @@ class AnthropicMessages:
 
     def opening(self, call: Call) -> list[str] | None:
         """Return the texts that identify the conversation."""
-        system = [opening_text(call.fields["system"])] if "system" in call.fields else []
-        return [*system, *opening_items(call.fields["messages"])]
+        system = [identifying_text(call.fields["system"])] if "system" in call.fields else []
+        return [*system, *identifying_texts(call.fields["messages"])]
 
     def input_text(self, call: Call) -> Iterator[str]:
         """Yield the texts of the request."""
@@ -147,7 +147,7 @@ class MessagesReader(BatchReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """Read decoded events. Nearly all are deltas."""
-        for (kind, signature), batch, run in runs(events, decoded, _TYPE_AND_SIGNATURE):
+        for (kind, signature), batch, run in runs_of_kind(events, decoded, _TYPE_AND_SIGNATURE):
             if kind == _DELTA and signature is None:
                 self._count_deltas([event.delta for event in run])
             else:
@@ -179,7 +179,7 @@ class MessagesReader(BatchReader[_Event]):
         usage = message.get("usage")
         self._state.usage.add(usage, input_side_only=input_side_only)
         self._billed = usage if isinstance(usage, dict) else {}
-        self._state.head(message.get("model"), _tier(self._billed))
+        self._state.set_model_and_tier(message.get("model"), _tier(self._billed))
 
     def _start(self, message: Any) -> None:
         self._has_begun = True
@@ -191,7 +191,7 @@ class MessagesReader(BatchReader[_Event]):
         self._state.usage.add(usage)
         if isinstance(usage, dict) and not _PRICED.isdisjoint(usage):
             self._billed = {**self._billed, **usage}
-            self._state.head(None, _tier(self._billed))
+            self._state.set_model_and_tier(None, _tier(self._billed))
         if isinstance(delta, dict):
             self._has_stopped = isinstance(delta.get("stop_reason"), str) or self._has_stopped
             self._stopped(delta)
@@ -206,7 +206,7 @@ class MessagesReader(BatchReader[_Event]):
 
     def _stopped(self, holder: dict[str, Any]) -> None:
         """Note the stop reason, and the category of a refusal."""
-        self._state.ended(holder.get("stop_reason"))
+        self._state.set_finish_reason(holder.get("stop_reason"))
         details = holder.get("stop_details")
         category = details.get("category") if isinstance(details, dict) else None
         if isinstance(category, str):
@@ -232,7 +232,7 @@ class MessagesReader(BatchReader[_Event]):
             self._state.usage.edited()
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
-            self._state.tool(block.get("name"), key, one_of=block.get("server_name"))
+            self._state.add_tool_call(block.get("name"), key, one_of=block.get("server_name"))
         self._state.count_tokens(block.get("text"))
         self._state.count_arguments(block.get("input"))
         content = block.get("content")
@@ -273,7 +273,7 @@ class MessagesReader(BatchReader[_Event]):
         events: list[dict[str, object]] = [] if self._has_begun else [self._empty_start()]
         events += [{"type": "content_block_stop", "index": index} for index in self._open]
         if not self._has_stopped:
-            self._state.ended("max_tokens")
+            self._state.set_finish_reason("max_tokens")
             stop = {"stop_reason": "max_tokens", "stop_sequence": None}
             events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": self._output_tokens()}})
         events.append({"type": "message_stop"})

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from gateway.core.conversation.message import encode
 from gateway.core.errors import GatewayError
-from gateway.core.http.headers import OUR_NAMES
+from gateway.core.http.headers import GATEWAY_PREFIXES
 from gateway.core.http.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, decode_response, write_fields
@@ -46,7 +46,7 @@ class Call:
     usage_asked: bool = False
     model_at: tuple[int, int] | None = None
 
-    def written(self, model: str, changes: Mapping[str, object]) -> bytes:
+    def with_model(self, model: str, changes: Mapping[str, object]) -> bytes:
         """Return the body with this model and these top-level fields; the original bytes if nothing changes."""
         if self.model_at is not None and model != self.model:
             start, stop = self.model_at
@@ -62,12 +62,13 @@ class ParsedResponse:
 
     Attributes:
         tools: names of the called tools.
-        sets: for each called tool, the MCP server or namespace that it belongs to, if the response names one.
+        tool_sets: for each called tool, the MCP server or namespace that it belongs to, if the response names one.
         output_estimate: estimated tokens of the delivered text.
         id: the id under which the provider may store the response, if the format has stored responses.
-        is_seen: False if it delivered audio or images whose tokens the gateway does not count.
+        is_counted: False if it delivered audio or images whose tokens the gateway does not count.
         refusal: category of the refusal that it ended with; None if it names none.
-        declined: for each model that refused before another model continued: the category of its refusal, in order.
+        fallback_refusals: for each model that refused before another model continued: the category of its refusal, in
+            order.
     """
 
     usage: ReportedUsage | None = None
@@ -75,13 +76,13 @@ class ParsedResponse:
     finish_reason: str | None = None
     service_tier: str | None = None
     tools: tuple[str, ...] = ()
-    sets: tuple[str | None, ...] = ()
+    tool_sets: tuple[str | None, ...] = ()
     output_estimate: int = 0
     error: bool = False
     id: str | None = None
-    is_seen: bool = True
+    is_counted: bool = True
     refusal: str | None = None
-    declined: tuple[str | None, ...] = ()
+    fallback_refusals: tuple[str | None, ...] = ()
 
 
 class Verdict(enum.Enum):
@@ -159,7 +160,7 @@ class StreamMeter:
 
     def _pass(self, region: bytes) -> bytes:
         if _OUR_COMMENT in region:
-            region = without_comments(region, OUR_NAMES)
+            region = without_comments(region, GATEWAY_PREFIXES)
         if self.ended:
             for block in split_events(region):
                 self._hold(block)
@@ -211,7 +212,7 @@ class StreamMeter:
         known at the end. If nothing in the stream could be read, it may have an unknown end mark: return False.
         """
         self._read_rest()
-        response = self.answer()
+        response = self.response()
         if self.ended or response.error or response.finish_reason is not None or _if_complete(response) is not None:
             return False
         has_begun = response.output_estimate or response.tools or response.id is not None or response.usage is not None
@@ -228,7 +229,7 @@ class StreamMeter:
         held, self._held = self._held, b""
         return held + rest
 
-    def broken_off(self) -> bytes:
+    def close_broken(self) -> bytes:
         """Return the end of a stream that broke off, so that an error event can follow.
 
         If only the blank line of the last event is missing, it is added. A partial event is dropped, because the
@@ -240,7 +241,7 @@ class StreamMeter:
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])
 
-    def answer(self) -> ParsedResponse:
+    def response(self) -> ParsedResponse:
         """Return what was read so far."""
         if self._response is not None:
             return self._response
@@ -257,7 +258,7 @@ class StreamMeter:
         number = self.next_number()
         return dialect.error_event(fault, request_id, number) + self._reader.failed(fault, number + 1)
 
-    def cut_short(self) -> bytes:
+    def end_at_limit(self) -> bytes:
         """Return the events that end the stream now at the output limit. An incomplete event is dropped."""
         self._catch_up()
         return self._reader.cut_short()

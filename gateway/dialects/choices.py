@@ -181,7 +181,7 @@ class ChoicesReader(BatchReader[_Payload]):
         if self._plain is None or self._text_alone(self._plain[0]) is None:
             return 0
         frame, all_ = self._plain[1], len(events)
-        end = next((end for end in range(all_, max(0, all_ - _LAST), -1) if frame.holds(events[end - 1])), 0)
+        end = next((end for end in range(all_, max(0, all_ - _LAST), -1) if frame.matches(events[end - 1])), 0)
         texts = frame.texts(events[:end])
         if texts is None:
             return 0
@@ -254,7 +254,7 @@ class ChoicesReader(BatchReader[_Payload]):
     def _head(self, payload: _Payload) -> None:
         if self._id is None:
             self._id, self._created = payload.id, payload.created
-        self._state.head(payload.model, payload.service_tier)
+        self._state.set_model_and_tier(payload.model, payload.service_tier)
         if payload.error is not None:
             self._state.failed(payload.error)
 
@@ -300,7 +300,9 @@ class ChoicesReader(BatchReader[_Payload]):
         index = tool_call.get("index", position)
         # Some hosts number every call 0. Two calls with one index are distinguished by id, or because one is complete.
         arguments = function.get("arguments", function.get("input"))
-        self._state.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments)
+        self._state.add_tool_call(
+            function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice, arguments=arguments
+        )
 
     def answer(self) -> ParsedResponse:
         """Return what was read so far."""

@@ -23,7 +23,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.http.sse import data_of_events
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call, named_event
-from gateway.dialects.contents import TOO_MUCH, is_far_too_much
+from gateway.dialects.contents import TOO_LARGE, is_too_large
 from gateway.dialects.fields import UNREADABLE, decode, join, write_fields
 from gateway.dialects.openai_responses import SKELETON
 
@@ -118,8 +118,8 @@ def items_to_compact(call: Call) -> tuple[bytes, ...]:
     array = _input(call)
     if array.startswith(b'"'):
         return (msgspec.json.encode({"type": "message", "role": "user", "content": decode(array)}),)
-    if is_far_too_much(array):
-        raise InvalidRequest(f"{TOO_MUCH} cannot be compacted.", param="input")
+    if is_too_large(array):
+        raise InvalidRequest(f"{TOO_LARGE} cannot be compacted.", param="input")
     items = [bytes(item) for item in _items(array)]
     kept_items = tuple([item for item in items if _TRIGGER_MARK not in item or _read(item).type != _TRIGGER])
     if not kept_items:
@@ -146,12 +146,12 @@ def handles_in(call: Call) -> tuple[str, ...]:
     if _PREFIX_MARK not in call.body:
         return ()
     array = _input(call)
-    if is_far_too_much(array):
-        raise InvalidRequest(f"{TOO_MUCH} cannot be parsed, so its compaction item is not expanded.", param="input")
+    if is_too_large(array):
+        raise InvalidRequest(f"{TOO_LARGE} cannot be parsed, so its compaction item is not expanded.", param="input")
     return tuple([handle for item in _items(array) if (handle := _handle(item)) is not None])
 
 
-def expanded(call: Call, texts: Mapping[str, str]) -> Call:
+def expand(call: Call, texts: Mapping[str, str]) -> Call:
     """Return a request with the compacted items instead of the gateway's own compaction items.
 
     A client may keep some of the compacted messages before the item. These are removed there, so that the model reads
@@ -259,7 +259,7 @@ def _input(call: Call) -> bytes:
 
 
 def _items(array: bytes) -> list[msgspec.Raw]:
-    if is_far_too_much(array):
+    if is_too_large(array):
         return []
     try:
         return _LIST.decode(array)

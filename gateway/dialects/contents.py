@@ -15,30 +15,30 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.conversation.message import plain
+from gateway.core.conversation.message import without_cache_marks
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
-from gateway.dialects.fields import check_length, decode, join, unescaped, write_fields
+from gateway.dialects.fields import check_length, decode, join, without_escapes, write_fields
 
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: Limit of messages. No provider accepts as many, and counting each of them would take too long.
-MOST_MESSAGES: Final = 20_000
+MAX_MESSAGES: Final = 20_000
 #: Limit of objects, outside of texts. Each object, value or string becomes a Python object: 54 MB of them took 1 GB of
 #: memory and 20 s.
-MOST_OBJECTS: Final = 200_000
+MAX_OBJECTS: Final = 200_000
 _MAX_COMMAS: Final = 1_000_000
 _MAX_QUOTES: Final = 1_000_000
 #: how messages to clients name a request that is too large to be parsed
-TOO_MUCH: Final = (
-    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values"
+TOO_LARGE: Final = (
+    f"A request of more than {MAX_MESSAGES:,} messages, {MAX_OBJECTS:,} objects or {_MAX_COMMAS:,} values"
 )
 _TOOLS: Final = frozenset({"tools", "functions"})
 #: the highest priority as a number; a message that must always be sent is `PINNED` instead
-MOST_PRIORITY: Final = 100.0
+MAX_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
 #: priority of a message without a mark
 _DEFAULT_PRIORITY: Final = 1.0
@@ -60,9 +60,9 @@ class Contents:
         wire: the format of the request.
         fields: the top level, values as bytes. The messages in it still contain the client's marks.
         array: the messages or input items as bytes, without the client's marks; None if they are not an array.
-        start: the cached prefix of the messages; None if there is none.
+        cached_prefix: the cached prefix of the messages; None if there is none.
         rest: the array after that prefix, without cache marks.
-        fresh: the messages in `rest`.
+        new_messages: the messages in `rest`.
         pinned: indices of the messages that the client wants to send unchanged.
         priorities: the priorities that the client gave, by message index; 1 is the default.
         is_unloaded: the messages were released, and are read from the body again if they are needed.
@@ -71,9 +71,9 @@ class Contents:
     wire: Wire
     fields: Mapping[str, bytes]
     array: bytes | None = None
-    start: CachedPrefix | None = None
+    cached_prefix: CachedPrefix | None = None
     rest: bytes = b""
-    fresh: tuple[bytes, ...] = ()
+    new_messages: tuple[bytes, ...] = ()
     pinned: frozenset[int] = frozenset()
     priorities: Mapping[int, float] | None = None
     is_unloaded: bool = False
@@ -87,38 +87,43 @@ class Contents:
     @cached_property
     def messages(self) -> tuple[bytes, ...] | None:
         """Return all messages or input items, without the client's marks; None if they are not an array."""
-        if self.start is None and self.rest is self.array:
-            return self.fresh
-        if self.start is not None and self.is_as_known:
-            return self.start.messages + self.fresh
+        if self.cached_prefix is None and self.rest is self.array:
+            return self.new_messages
+        if self.cached_prefix is not None and self.is_split_exact:
+            return self.cached_prefix.messages + self.new_messages
         return _split(self.array) if self.array is not None else None
 
     def between(self, first: int, stop: int) -> tuple[bytes, ...]:
         """Return some of `messages` without parsing the others. Only for contents with an array."""
-        if self.start is None or not self.is_as_known or "messages" in self.__dict__:
+        if self.cached_prefix is None or not self.is_split_exact or "messages" in self.__dict__:
             return (self.messages or ())[first:stop]
-        known = len(self.start.keys)
-        return (*self.start.between(first, stop), *self.fresh[max(0, first - known) : max(0, stop - known)])
+        known = len(self.cached_prefix.keys)
+        return (
+            *self.cached_prefix.between(first, stop),
+            *self.new_messages[max(0, first - known) : max(0, stop - known)],
+        )
 
     @property
-    def is_as_known(self) -> bool:
+    def is_split_exact(self) -> bool:
         """Return True if the array equals the cached prefix plus `rest`: neither part contained cache marks."""
-        text = self.start.text if self.start is not None else b""
+        text = self.cached_prefix.text if self.cached_prefix is not None else b""
         array = self.array or b""
         return len(text) + len(self.rest) == len(array) and array.startswith(text)
 
     @property
-    def settled(self) -> bytes:
+    def text_before_last(self) -> bytes:
         """Return the array without cache marks, up to the end of its second to last message."""
-        prefix = self.start.text if self.start is not None else b""
-        return prefix + self.rest[: self.bounds[-1] - len(prefix)] if len(self.fresh) > 1 else prefix
+        prefix = self.cached_prefix.text if self.cached_prefix is not None else b""
+        return prefix + self.rest[: self.bounds[-1] - len(prefix)] if len(self.new_messages) > 1 else prefix
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Return start and stop in `settled` of each message but the last, in one flat tuple."""
-        prefix_length, known = (len(self.start.text), self.start.bounds) if self.start is not None else (0, ())
-        bounds, stop = list[int](), 0 if self.start is not None else 1
-        for raw in self.fresh[:-1]:
+        """Return start and stop in `text_before_last` of each message but the last, in one flat tuple."""
+        prefix_length, known = (
+            (len(self.cached_prefix.text), self.cached_prefix.bounds) if self.cached_prefix is not None else (0, ())
+        )
+        bounds, stop = list[int](), 0 if self.cached_prefix is not None else 1
+        for raw in self.new_messages[:-1]:
             start = stop
             while self.rest[start] in _BETWEEN:
                 start += 1
@@ -147,9 +152,9 @@ def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Con
     array = fields.get(ITEMS[wire])
     if array is None:
         return None
-    is_list, is_large = array.startswith(b"["), len(call.body) > MOST_OBJECTS
+    is_list, is_large = array.startswith(b"["), len(call.body) > MAX_OBJECTS
     # Tools and schemas are parsed for counting too.
-    dense = [name for name in fields if name != ITEMS[wire] and is_far_too_much(fields[name])] if is_large else []
+    dense = [name for name in fields if name != ITEMS[wire] and is_too_large(fields[name])] if is_large else []
     _refuse_tools(dense)
     if dense:
         if is_list and wire not in _WITHOUT_MESSAGES:
@@ -158,7 +163,7 @@ def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Con
     if not is_list:
         return Contents(wire, fields)
     if wire in _WITHOUT_MESSAGES:
-        return None if is_far_too_much(array) else Contents(wire, fields)
+        return None if is_too_large(array) else Contents(wire, fields)
     try:
         return _of_array(wire, fields, array, known or _NOTHING_KNOWN)
     except (msgspec.DecodeError, RecursionError):
@@ -167,9 +172,9 @@ def contents_of(call: Call, wire: Wire, known: PrefixCache | None = None) -> Con
 
 def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: PrefixCache) -> Contents | None:
     start, rest = _split_known_prefix(wire, array, known)
-    fresh = None if is_far_too_much(rest) else _split(rest)
+    fresh = None if is_too_large(rest) else _split(rest)
     is_marked = _MARK in rest
-    if fresh is None or len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
+    if fresh is None or len(fresh) + (len(start.keys) if start is not None else 0) > MAX_MESSAGES:
         _refuse_marks(rest)
         return None
     marks = _Marks.of(_split(array), ITEMS[wire]) if is_marked else None
@@ -180,17 +185,17 @@ def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Pref
     return Contents(wire, fields, array, start, rest, _split(rest), frozenset(marks.pinned), marks.priorities)
 
 
-def is_far_too_much(array: bytes) -> bool:
+def is_too_large(array: bytes) -> bool:
     """Return True if a value is too large to be parsed; decided without parsing it."""
-    if len(array) <= MOST_OBJECTS or not _is_dense(array):
+    if len(array) <= MAX_OBJECTS or not _is_dense(array):
         return False
     # A long conversation may have as many of them in its texts (logs, tables). Count only outside of strings.
-    array = unescaped(array)
+    array = without_escapes(array)
     return array.count(b'"') > _MAX_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
 
 
 def _is_dense(text: bytes) -> bool:
-    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MAX_COMMAS
+    return text.count(b"{") > MAX_OBJECTS or text.count(b",") > _MAX_COMMAS
 
 
 def _refuse_tools(dense: Sequence[str]) -> None:
@@ -201,7 +206,7 @@ def _refuse_tools(dense: Sequence[str]) -> None:
     """
     for name in _TOOLS.intersection(dense):
         raise InvalidRequest(
-            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MAX_COMMAS:,} values.', param=name
+            f'The field "{name}" has more than {MAX_OBJECTS:,} objects or {_MAX_COMMAS:,} values.', param=name
         )
 
 
@@ -213,7 +218,7 @@ def _refuse_marks(array: bytes) -> None:
     """
     if _MARK in array:
         raise InvalidRequest(
-            f"{TOO_MUCH} is not parsed, so x_gateway cannot be applied. Send less, or remove x_gateway.",
+            f"{TOO_LARGE} is not parsed, so x_gateway cannot be applied. Send less, or remove x_gateway.",
             param="messages",
         )
 
@@ -235,7 +240,7 @@ def with_messages(contents: Contents, messages: Sequence[bytes], known: PrefixCa
     """Return contents with these messages instead of its own."""
     array = bytes(join(messages))
     start, rest = _split_known_prefix(contents.wire, array, known or _NOTHING_KNOWN)
-    return replace(contents, array=array, start=start, rest=rest, fresh=_split(rest))
+    return replace(contents, array=array, cached_prefix=start, rest=rest, new_messages=_split(rest))
 
 
 def with_inserted(
@@ -258,10 +263,10 @@ def with_inserted(
 
 def _split_known_prefix(wire: Wire, array: bytes, known: PrefixCache) -> tuple[CachedPrefix | None, bytes]:
     """Return the cached prefix of an array, if any, and the rest of the array without cache marks."""
-    start = known.of(wire, array)
-    rest = plain(array[len(start.text) :] if start is not None else array)
+    start = known.find(wire, array)
+    rest = without_cache_marks(array[len(start.text) :] if start is not None else array)
     if start is None and rest is not array:
-        start = known.of(wire, rest)
+        start = known.find(wire, rest)
         rest = rest[len(start.text) :] if start is not None else rest
     return start, rest
 
@@ -370,10 +375,10 @@ def _priority(mark: Any, mark_name: str) -> float:
     if value == PINNED:
         return math.inf
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MOST_PRIORITY:  # NaN fails this comparison too
+    if not is_number or not 0 <= value <= MAX_PRIORITY:  # NaN fails this comparison too
         raise InvalidRequest(
             f'{mark_name}.priority must be "{PINNED}" or a number from 0 (dropped first) over 1 (default) to '
-            f"{MOST_PRIORITY:.0f}.",
+            f"{MAX_PRIORITY:.0f}.",
             param=f"{mark_name}.priority",
         )
     return float(value)

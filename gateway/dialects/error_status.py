@@ -38,7 +38,7 @@ _OWN_STATUSES: Final[Mapping[str, int]] = {
 _UNKNOWN: Final = 502
 
 
-def plain(data: bytes) -> bytes:
+def unwrapped(data: bytes) -> bytes:
     """Return the body that the error would have as a separate response; unwraps it from `response.failed`."""
     try:
         value: Any = json.loads(data)
@@ -51,7 +51,7 @@ def plain(data: bytes) -> bytes:
 def status_of(data: bytes) -> int:
     """Return the status that the error would have as a separate response."""
     try:
-        value: Any = json.loads(plain(data))
+        value: Any = json.loads(unwrapped(data))
     except (ValueError, RecursionError):
         return _UNKNOWN
     error = value.get("error") if isinstance(value, dict) else None

@@ -68,7 +68,7 @@ def messages_in(body: bytes) -> Iterator[ErrorText]:
 
 
 def _messages(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[ErrorText]:
-    value = parsed(text) if depth < _MAX_DEPTH else None
+    value = parse_json(text) if depth < _MAX_DEPTH else None
     if value is None:
         yield _sentence(text, fields)
         return
@@ -81,7 +81,7 @@ def _messages(text: str, depth: int, fields: Mapping[str, object]) -> Iterator[E
         yield ErrorText("", "", error)
 
 
-def parsed(text: str) -> object:
+def parse_json(text: str) -> object:
     """Return a JSON object or array, or None for anything else, such as one that is incomplete or too deep."""
     if not text.startswith(("{", "[")):
         return None

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.counting.request import decoded
+from gateway.core.counting.request import decode_piece
 from gateway.core.errors import InvalidRequest
 
 Fields = Mapping[str, msgspec.Raw]
@@ -203,7 +203,7 @@ def without_session_id(fields: Fields, *, in_metadata: bool) -> dict[str, object
     return changes
 
 
-def unescaped(text: bytes) -> bytes:
+def without_escapes(text: bytes) -> bytes:
     """Return JSON without the escapes in its strings, so that every remaining quote begins or ends a string."""
     # Searching first is faster than replacing when there is no backslash.
     return text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
@@ -227,12 +227,12 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
         return None
 
 
-def read_piece(raw: bytes) -> Any:
+def parse_piece(raw: bytes) -> Any:
     """Decode a piece of JSON like `gateway.core.counting.request.decoded`, in a third of the time."""
     try:
         return _ANY_DECODER.decode(raw)
     except UNREADABLE:
-        return decoded(raw)
+        return decode_piece(raw)
 
 
 def decode_response(raw: bytes) -> Any:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gateway.core.http.retry_policy import TELLING
+from gateway.core.http.retry_policy import EXPLAINED
 from gateway.core.values import dataclass
 from gateway.dialects.error_text import ErrorText, messages_in
 from gateway.dialects.length_words import lengths_in
@@ -25,13 +25,13 @@ class LengthError:
 
     Attributes:
         limit: the limit of the model, for input and output together or for the input alone.
-        asked: the input as counted by the provider.
+        input_tokens: the input as counted by the provider.
         output: the tokens reserved for the output.
         of_input: True if the error says that `limit` is for the input alone; few providers do.
     """
 
     limit: int | None = None
-    asked: int | None = None
+    input_tokens: int | None = None
     output: int | None = None
     of_input: bool = False
 
@@ -175,7 +175,7 @@ _SENTENCES: Final = tuple(
 
 def length_error(status: int, body: bytes) -> LengthError | None:
     """Return the lengths in an error body; None if the error has another reason than length."""
-    if status not in TELLING:
+    if status not in EXPLAINED:
         return None
     return next(filter(None, map(_read, messages_in(body))), None)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.core.http.retry_policy import TELLING
+from gateway.core.http.retry_policy import EXPLAINED
 from gateway.core.values import dataclass
 from gateway.dialects.error_text import ErrorText, messages_in
 
@@ -90,13 +90,13 @@ class LimitRefusal:
 
     Attributes:
         numbers: the numbers of tokens in the message; the limit is the largest one below the sent value.
-        instead: the name of the field to use instead; empty if the name was not refused.
+        field_to_use: the name of the field to use instead; empty if the name was not refused.
     """
 
     numbers: tuple[int, ...] = ()
-    instead: str = ""
+    field_to_use: str = ""
 
-    def most_below(self, sent: int) -> int | None:
+    def largest_below(self, sent: int) -> int | None:
         """Return the output limit to send instead of a refused one; None if the message has no such number."""
         return max((number for number in self.numbers if _MIN_LIMIT <= number < sent), default=None)
 
@@ -105,7 +105,7 @@ class OutputRule(NamedTuple):
     """Rule for the output limit of a model: field name in a chat request, and maximum; None: the default applies."""
 
     field: str | None = None
-    most: int | None = None
+    maximum: int | None = None
 
     def after(self, refusal: LimitRefusal, sent: int) -> OutputRule | None:
         """Return the rule to use after an output limit was refused, or None if the error adds nothing.
@@ -114,25 +114,25 @@ class OutputRule(NamedTuple):
             refusal: the content of the error.
             sent: the limit that was refused.
         """
-        if refusal.instead:
-            return OutputRule(refusal.instead, self.most) if self.field is None else None
-        most = refusal.most_below(sent)
-        if most is None and sent == self.most and sent in refusal.numbers:
+        if refusal.field_to_use:
+            return OutputRule(refusal.field_to_use, self.maximum) if self.field is None else None
+        most = refusal.largest_below(sent)
+        if most is None and sent == self.maximum and sent in refusal.numbers:
             # The provider refuses the number that it names, probably because it adds some tokens. Send a bit less.
             most = sent * 15 // 16
         return OutputRule(self.field, most) if most is not None else None
 
 
-AS_USUAL: Final = OutputRule()
+NO_OUTPUT_RULE: Final = OutputRule()
 
 
 def limit_refusal(status: int, body: bytes) -> LimitRefusal | None:
     """Return what an error says about an output limit; None if it is about something else."""
-    if status not in TELLING:
+    if status not in EXPLAINED:
         return None
     refused = _forbidden(body)
     if refused is not None:
-        return LimitRefusal(instead=_other_name(refused))
+        return LimitRefusal(field_to_use=_other_name(refused))
     return next(filter(None, map(_read, _sentences(body))), None)
 
 
@@ -154,7 +154,7 @@ def _read(message: ErrorText) -> LimitRefusal | None:
         return None
     named = list(dict.fromkeys(_NAME.findall(text)))
     if _NOT_TAKEN.search(text) and named:
-        return LimitRefusal(instead=named[1] if len(named) > 1 else _other_name(named[0]))
+        return LimitRefusal(field_to_use=named[1] if len(named) > 1 else _other_name(named[0]))
     if _OTHER.search(text) or not _TOO_LARGE.search(text) or _TOO_SMALL.search(_NOT_SMALL.sub("", text)):
         return None
     numbers = tuple(_numbers(text))

@@ -89,7 +89,7 @@ def default_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     return _COMPLETION_DEFAULT if wire == "completions" and not _given_limits(fields) else None
 
 
-def asks_no_answer(fields: AnyFields, wire: Wire) -> bool:
+def asks_no_output(fields: AnyFields, wire: Wire) -> bool:
     """Return True if a request only writes its prompt to the provider's cache: its limit is 0 in Anthropic's API.
 
     https://platform.claude.com/docs/en/build-with-claude/prompt-caching#pre-warming-the-cache. In other formats a
@@ -99,7 +99,7 @@ def asks_no_answer(fields: AnyFields, wire: Wire) -> bool:
     return limit == 0 and not isinstance(limit, bool)
 
 
-def is_loose(fields: AnyFields, wire: Wire, usual: str) -> bool:
+def may_be_ignored(fields: AnyFields, wire: Wire, usual: str) -> bool:
     """Return True if a server may ignore the limit that `output_limit` or `default_limit` returns.
 
     A server may not know the name that is used, or may read a value that is not a number above 0 as no limit.
@@ -117,7 +117,7 @@ def _known_names(wire: Wire, usual: str) -> tuple[str, ...]:
     return (_MAX_TOKENS,) if wire == "chat" and usual == _MAX_TOKENS else _FIELDS[wire]
 
 
-def answers_asked(fields: AnyFields, wire: Wire | None) -> int:
+def responses_asked(fields: AnyFields, wire: Wire | None) -> int:
     """Return the number of responses that one call asks for; 1 if it does not say, or not as a valid number.
 
     In completions there is a response to each prompt. The other formats have one conversation.
@@ -199,7 +199,7 @@ def _with_less_thinking(fields: AnyFields, own: int | None, limit: int) -> dict[
         asked = thinking.budget
         share = asked * limit // own if own is not None else asked
         budget = max(thinking.least, min(share, limit - USEFUL))
-        # If even the smallest budget is too large, the provider refuses the call: see `least_output`.
+        # If even the smallest budget is too large, the provider refuses the call: see `minimum_output`.
         if budget < min(asked, limit):
             changes[thinking.field] = {**thinking.value, thinking.name: budget}
     return changes
@@ -211,7 +211,7 @@ def _with_lower_minimum(fields: AnyFields, limit: int) -> dict[str, object]:
     return {_MIN_TOKENS: limit} if least is not None and least > limit else {}
 
 
-def least_output(fields: AnyFields, wire: Wire) -> int:
+def minimum_output(fields: AnyFields, wire: Wire) -> int:
     """Return the tokens below which the output limit must not be lowered.
 
     - With thinking, the provider would refuse the call, or no tokens would remain for the text. Turning thinking off

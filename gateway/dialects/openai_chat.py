@@ -10,7 +10,7 @@ from gateway.core.conversation.message import encode, text_parts
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
 from gateway.dialects.fields import decode_response, flag_field, messages_field, model_field, read_fields
-from gateway.dialects.opening import opening_items
+from gateway.dialects.opening import identifying_texts
 
 #: the field in which xAI names the id of a response that is generated later
 _REQUEST_ID: Final = b'"request_id"'
@@ -42,7 +42,7 @@ class OpenAIChat(ChoicesDialect):
 
     def opening(self, call: Call) -> list[str] | None:
         """Return the texts that identify the conversation."""
-        return opening_items(call.fields["messages"])
+        return identifying_texts(call.fields["messages"])
 
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response. A deferred one (xAI) has the id by which it is fetched later."""

@@ -13,11 +13,11 @@ from gateway.core.errors import GatewayError
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, length_before, named_event
 from gateway.dialects.fields import decode_response, flag_field, read_fields, string_field
-from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.opening import identifying_text, identifying_texts
 from gateway.dialects.reported import ReportedUsage
 from gateway.dialects.response_state import ResponseState
 from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, DeliveredOutput
-from gateway.dialects.stream_batch import BatchReader, runs
+from gateway.dialects.stream_batch import BatchReader, runs_of_kind
 from gateway.dialects.texts import estimate, texts_of_fields
 
 _TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")
@@ -79,8 +79,8 @@ class OpenAIResponses:
 
     def opening(self, call: Call) -> list[str] | None:
         """Return the texts that identify the conversation."""
-        instructions = [opening_text(call.fields["instructions"])] if "instructions" in call.fields else []
-        return [*instructions, *opening_items(call.fields.get("input"))]
+        instructions = [identifying_text(call.fields["instructions"])] if "instructions" in call.fields else []
+        return [*instructions, *identifying_texts(call.fields.get("input"))]
 
     def input_text(self, call: Call) -> Iterator[str]:
         """Yield the texts of the request."""
@@ -180,7 +180,7 @@ class ResponsesReader(BatchReader[_Event]):
 
     def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         """Read decoded events. Nearly all are deltas of one text, which are added together."""
-        for (kind, *place), batch, run in runs(events, decoded, _TYPE_AND_PLACE):
+        for (kind, *place), batch, run in runs_of_kind(events, decoded, _TYPE_AND_PLACE):
             deltas = [event.delta for event in run]
             if kind is None or kind in _AUDIO_DELTAS or None in deltas:
                 for data in batch:
@@ -211,7 +211,7 @@ class ResponsesReader(BatchReader[_Event]):
         if kind not in LAST_EVENTS:
             return
         if self._state.finish_reason is None:
-            self._state.ended(kind.removeprefix("response."))
+            self._state.set_finish_reason(kind.removeprefix("response."))
         if self._state.is_empty:
             # Some hosts send the output only in the last event.
             self._output(response)
@@ -221,15 +221,15 @@ class ResponsesReader(BatchReader[_Event]):
         state.usage.add(response.get("usage"))
         if (tool_usage := response.get("tool_usage")) is not None:
             state.usage.add_tools(tool_usage)
-        state.head(response.get("model"), response.get("service_tier"))
+        state.set_model_and_tier(response.get("model"), response.get("service_tier"))
         response_id = response.get("id")
         state.id = response_id if isinstance(response_id, str) else state.id
         status, details = response.get("status"), response.get("incomplete_details")
         is_running = isinstance(status, str) and status not in _ENDED
         if not is_running:
-            state.ended(status)
+            state.set_finish_reason(status)
         if isinstance(details, dict) and not is_running:
-            state.ended(details.get("reason"))
+            state.set_finish_reason(details.get("reason"))
         state.failed(status == _FAILED_STATUS or response.get("error"))
 
     def _output(self, response: dict[str, Any]) -> None:
@@ -280,9 +280,9 @@ class ResponsesReader(BatchReader[_Event]):
         kind, name = item.get("type"), item.get("name")
         one_of = item.get("server_label") or item.get("namespace")
         if kind in _NAMED_CALLS:
-            self._state.tool(name, key, one_of=one_of)
+            self._state.add_tool_call(name, key, one_of=one_of)
         elif isinstance(kind, str) and kind.endswith("_call"):
-            self._state.tool(name or kind, key, one_of=one_of)
+            self._state.add_tool_call(name or kind, key, one_of=one_of)
 
     def answer(self) -> ParsedResponse:
         """Return what was read so far."""
@@ -294,7 +294,7 @@ class ResponsesReader(BatchReader[_Event]):
 
     def cut_short(self) -> bytes:
         """Return the events that end the stream at the output limit, without those that end each item."""
-        self._state.ended("max_output_tokens")
+        self._state.set_finish_reason("max_output_tokens")
         end = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return self._ended(end, self.next_number(), is_begun=self._first_event is not None)
 

@@ -63,7 +63,7 @@ def _first(raw: msgspec.Raw) -> bytes:
     return bytes(memoryview(raw)[:1])
 
 
-def opening_items(raw: msgspec.Raw | None) -> list[str]:
+def identifying_texts(raw: msgspec.Raw | None) -> list[str]:
     """Return the texts that identify a conversation: the system texts before the first user item, and that item.
 
     Only the first `_FAR` items are read, and none after the first user item.
@@ -71,7 +71,7 @@ def opening_items(raw: msgspec.Raw | None) -> list[str]:
     if raw is None:
         return []
     if _first(raw) != b"[":
-        return [opening_text(raw)]
+        return [identifying_text(raw)]
     try:
         return _opening_of(_elements(raw))
     except (msgspec.DecodeError, RecursionError):
@@ -99,7 +99,7 @@ def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
     return role if isinstance(role, str) else None, item.content
 
 
-def opening_text(raw: msgspec.Raw) -> str:
+def identifying_text(raw: msgspec.Raw) -> str:
     """Return the text that identifies a conversation in one value: a string, or a list of parts."""
     return _OpeningReader().text(raw)
 

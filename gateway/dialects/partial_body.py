@@ -67,7 +67,7 @@ def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedRespo
     return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
 
-def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
+def read_partial(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
     """Read a response that broke off. `body`: the received bytes. See `PartialBody`."""
     # Parsing megabytes of incomplete JSON takes seconds and returns nothing.
     whole = dialect.answer(body) if body[-_TRAILING:].rstrip().endswith(b"}") else ParsedResponse()
@@ -81,7 +81,7 @@ def _estimated(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) ->
     usage = _last_usage(end) or _last_usage(head)
     response = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else ParsedResponse()
     output = int(_tokens(head)) if has_texts else 0
-    return replace(response, output_estimate=output, is_seen=_PICTURE not in head)
+    return replace(response, output_estimate=output, is_counted=_PICTURE not in head)
 
 
 def _tokens(head: bytes) -> float:

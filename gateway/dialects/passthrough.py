@@ -16,7 +16,7 @@ from gateway.dialects.base import Call, EventReader, ParsedResponse, Verdict, le
 from gateway.dialects.contents import without_marks
 from gateway.dialects.fields import decode_response, flag_field, read_fields, string_field
 from gateway.dialects.response_state import ResponseState
-from gateway.dialects.texts import beyond, texts_of_fields
+from gateway.dialects.texts import texts_if_longer, texts_of_fields
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")
 #: fields that control a call or are stored with it: no model reads them
@@ -101,7 +101,7 @@ class PassThrough:
         """Yield the texts of the request. Any field may have billed text, because the provider defines the fields."""
         yield from texts_of_fields(call.fields, _TEXT_FIELDS)
         others = call.fields.keys() - _STEERING.union(_TEXT_FIELDS)
-        yield from beyond(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
+        yield from texts_if_longer(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
 
     def answer(self, body: bytes) -> ParsedResponse:
         """Read a whole response."""
@@ -170,7 +170,7 @@ class PassThroughReader(EventReader):
 
     def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
         self._state.usage.add(value.get("usage"), input_side_only=input_side_only)
-        self._state.head(value.get("model"), value.get("service_tier"))
+        self._state.set_model_and_tier(value.get("model"), value.get("service_tier"))
 
     def _count_text(self, part: object) -> None:
         if isinstance(part, str):

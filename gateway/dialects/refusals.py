@@ -40,7 +40,7 @@ class _Refused:
         return f"{who}refused before any output ({category}): {self.usage.input_tokens:,} input tokens"
 
 
-def as_billed(response: ParsedResponse, categories: Collection[str]) -> tuple[ParsedResponse, str | None]:
+def without_free_attempts(response: ParsedResponse, categories: Collection[str]) -> tuple[ParsedResponse, str | None]:
     """Return the response with the usage that its provider bills, and a note about what is not billed, or None.
 
     `categories`: the categories in which a refusal before any output is billed.
@@ -68,17 +68,19 @@ def _refused(response: ParsedResponse) -> Iterator[_Refused]:
     *earlier, last = reported.attempts
     for index, (model, usage) in enumerate(earlier):
         if not usage.output_tokens:
-            yield _Refused(model, response.declined[index] if index < len(response.declined) else None, usage)
+            yield _Refused(
+                model, response.fallback_refusals[index] if index < len(response.fallback_refusals) else None, usage
+            )
     if is_refused and not last[1].output_tokens:
         yield _Refused(last[0], response.refusal, last[1])
 
 
 def _without(reported: ReportedUsage, free: Sequence[_Refused]) -> ReportedUsage:
     """Return the usage without some attempts. Its `request_tokens` is 0: it does not predict the next request."""
-    rest, named = reported, dict(reported.named)
+    rest, named = reported, dict(reported.by_model)
     for attempt in free:
         known = {name: number for name in _COUNTS if (number := getattr(rest, name)) is not None}
         rest = replace(rest, **{name: max(0, number - getattr(attempt.usage, name)) for name, number in known.items()})
         if attempt.model in named:
             named[attempt.model] = named[attempt.model].without(attempt.usage)
-    return replace(rest, named=tuple(named.items()), request_tokens=0)
+    return replace(rest, by_model=tuple(named.items()), request_tokens=0)

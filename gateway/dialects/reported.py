@@ -103,7 +103,7 @@ class ReportedUsage:
     #: tokens of images that a provider's tool generated in addition to the response, with their own prices
     picture_tokens: int = 0
     #: usage per model, if the provider reports passes separately: an advisor has its own price
-    named: tuple[tuple[str, Usage], ...] = ()
+    by_model: tuple[tuple[str, Usage], ...] = ()
     #: Tokens of the request as sent, if passes are listed. 0: they do not predict the size of the next request.
     #: None: passes are not listed, and the request is all of the input.
     request_tokens: int | None = None
@@ -235,7 +235,7 @@ class UsageReader:
             return total
         named = tuple([(name, used) for name, fields in self._named.items() if (used := _used(fields)) is not None])
         attempts = tuple([(name, used) for name, fields in self._attempts if (used := _used(fields)) is not None])
-        return replace(total, named=named, request_tokens=request_tokens, attempts=attempts)
+        return replace(total, by_model=named, request_tokens=request_tokens, attempts=attempts)
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> ReportedUsage | None:

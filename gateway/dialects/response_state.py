@@ -87,14 +87,14 @@ class ResponseState:
         self.refusal: str | None = None
         self._declined: list[str | None] = []
 
-    def head(self, model: object, service_tier: object) -> None:
+    def set_model_and_tier(self, model: object, service_tier: object) -> None:
         """Take the model and the service tier; a value that is not text is ignored."""
         if self._model is None and isinstance(model, str) and model:
             self._model = model
         if isinstance(service_tier, str):
             self.service_tier = service_tier
 
-    def ended(self, reason: object) -> None:
+    def set_finish_reason(self, reason: object) -> None:
         """Take the finish reason."""
         if isinstance(reason, str):
             self.finish_reason = reason
@@ -137,7 +137,7 @@ class ResponseState:
         if isinstance(value, str):
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)
 
-    def tool(
+    def add_tool_call(
         self,
         name: object,
         key: object = None,
@@ -238,11 +238,11 @@ class ResponseState:
             finish_reason=self.finish_reason,
             service_tier=self.service_tier,
             tools=tuple([name for name, _ in called]),
-            sets=tuple([among for _, among in called]),
+            tool_sets=tuple([among for _, among in called]),
             output_estimate=self.output_estimate,
             error=self.error,
             id=self.id,
-            is_seen=self.is_seen,
+            is_counted=self.is_seen,
             refusal=self.refusal,
-            declined=tuple(self._declined),
+            fallback_refusals=tuple(self._declined),
         )

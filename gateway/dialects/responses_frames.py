@@ -113,7 +113,7 @@ class CreateFrame:
         return self.body.get("conversation", _NULL) != _NULL
 
     @property
-    def previous(self) -> str | None:
+    def previous_response_id(self) -> str | None:
         """Return the id of the response that the request continues, or None."""
         return _text(self.body.get("previous_response_id"))
 
@@ -166,11 +166,11 @@ def request_of(create: CreateFrame, earlier: EarlierTurn | None) -> bytes:
     body = {**create.body, "stream": _TRUE}
     if earlier is not None:
         del body["previous_response_id"]
-        body["input"] = Raw(b"[%b]" % said(create, earlier))
+        body["input"] = Raw(b"[%b]" % input_items(create, earlier))
     return msgspec.json.encode(body)
 
 
-def said(create: CreateFrame, earlier: EarlierTurn | None) -> bytes:
+def input_items(create: CreateFrame, earlier: EarlierTurn | None) -> bytes:
     """Return the items of the continued conversation and of the request's `input`; a text becomes a user message.
 
     Raises:
@@ -209,7 +209,7 @@ class ResponseFrames:
         #: True after the end of the response, or an error instead of it
         self.has_ended = False
         #: the conversation that the next request can continue, or None
-        self.told: EarlierTurn | None = None
+        self.continuable_turn: EarlierTurn | None = None
 
     def message(self, data: bytes, headers: Mapping[str, str]) -> str | None:
         """Return the message for the data of an event; `headers` are added to the last message.
@@ -242,16 +242,16 @@ class ResponseFrames:
         except msgspec.MsgspecError:
             return
         is_stored = create.is_stored and response.store is not False
-        has_other_content = (create.previous is not None and before is None) or create.is_in_conversation
+        has_other_content = (create.previous_response_id is not None and before is None) or create.is_in_conversation
         if is_stored or not response.id or has_other_content:
             return
         # Some hosts leave the items out of the last event.
         output = [item.copy() for item in response.output] if response.output else self._done
         if any(_type_of(item) in COMPACTIONS for item in output):
             # It replaces the whole conversation before it, including the request.
-            self.told = EarlierTurn(response.id, _joined(*output))
+            self.continuable_turn = EarlierTurn(response.id, _joined(*output))
             return
-        self.told = EarlierTurn(response.id, _joined(said(create, before), *_sendable(output)))
+        self.continuable_turn = EarlierTurn(response.id, _joined(input_items(create, before), *_sendable(output)))
 
     def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
         """Return the last event, with the headers that a response over HTTP would have."""
@@ -272,7 +272,7 @@ class ResponseFrames:
             fields["stream_id"] = self._create.lane
         return msgspec.json.encode(fields).decode()
 
-    def whole(self, body: bytes, headers: Mapping[str, str]) -> str:
+    def complete_message(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return the single message for a response that a host without streaming sent as a whole."""
         self.has_ended = True
         try:
@@ -291,7 +291,7 @@ class ResponseFrames:
         return msgspec.json.encode(event).decode()
 
 
-def warmed_up(
+def warm_up_messages(
     create: CreateFrame, earlier: EarlierTurn | None, response_id: str, now: float
 ) -> tuple[list[str], EarlierTurn]:
     """Return the messages for a request that generates nothing yet, and the turn that the next one can continue.
@@ -300,9 +300,9 @@ def warmed_up(
         PreviousNotFound: it continues a response that the connection does not remember.
         InvalidRequest: its `input` is neither a text nor a list.
     """
-    if create.previous is not None and earlier is None:
+    if create.previous_response_id is not None and earlier is None:
         raise PreviousNotFound(
-            f'This connection does not remember the response "{create.previous[:80]}". Send the whole input.',
+            f'This connection does not remember the response "{create.previous_response_id[:80]}". Send all input.',
             param="previous_response_id",
         )
     response = {**SKELETON, "incomplete_details": None, "model": "", "id": response_id, "created_at": int(now)}
@@ -314,7 +314,7 @@ def warmed_up(
         {"type": "response.completed", "sequence_number": 1, "response": ended},
     ]
     messages = [str(_with_lane(msgspec.json.encode(event), create.lane)) for event in events]
-    return messages, EarlierTurn(response_id, said(create, earlier))
+    return messages, EarlierTurn(response_id, input_items(create, earlier))
 
 
 def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: str | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.contents import MOST_MESSAGES, Contents, is_far_too_much
+from gateway.dialects.contents import MAX_MESSAGES, Contents, is_too_large
 from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_given
 
 #: fields of a Responses request that refer to content at the provider
@@ -60,7 +60,7 @@ _FETCHED_IN: Final[Mapping[str, Wire]] = {_BACKGROUND: "responses", _DEFERRED: "
 _IMAGE_BACKGROUNDS: Final = ("transparent", "opaque", "auto")
 
 
-def kept_by_provider(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
+def references_to_stored(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
     """Return the references of a request to content that only the provider has: not counted or trimmed, but billed.
 
     `contents`: the contents of the request, if they were read. The references in a cached prefix are known.
@@ -74,14 +74,16 @@ def kept_by_provider(fields: Fields, wire: Wire | None, contents: Contents | Non
     if field not in fields:
         return tuple(references)
     if contents is None or contents.array is None:
-        named = named_in(wire, memoryview(fields[field]), None)
+        named = references_in(wire, memoryview(fields[field]), None)
     else:
-        start = contents.start
-        named = named_in(wire, contents.rest, contents.fresh) | (start.elsewhere if start is not None else frozenset())
+        start = contents.cached_prefix
+        named = references_in(wire, contents.rest, contents.new_messages) | (
+            start.server_references if start is not None else frozenset()
+        )
     return (*references, *sorted(named, key=lambda name: (name != _REFERENCE, name)))  # items before files
 
 
-def named_in(wire: Wire, text: bytes | memoryview, messages: Sequence[bytes] | None) -> frozenset[str]:
+def references_in(wire: Wire, text: bytes | memoryview, messages: Sequence[bytes] | None) -> frozenset[str]:
     """Return the kinds of references in messages. `text`: an array, or the rest of an array after some messages.
 
     `messages`: the messages to search in; None: all messages of a whole array.
@@ -100,23 +102,23 @@ def continued_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
     return _ids(fields, _CONTINUED_FROM) if wire == "responses" else ()
 
 
-def earlier_answer(fields: AnyFields) -> str | None:
+def previous_response_id(fields: AnyFields) -> str | None:
     """Return the id of the response that a Responses request continues, or None."""
     return next(iter(_ids(fields, _CONTINUED_FROM[:1])), None)
 
 
-def kept_answer(fields: AnyFields, wire: Wire | None, response_id: str | None) -> str | None:
+def stored_response_id(fields: AnyFields, wire: Wire | None, response_id: str | None) -> str | None:
     """Return the id of a response if its provider stores it, so that later requests can continue it; else None."""
     if wire != "responses" or not response_id or len(response_id) > _MAX_ID:
         return None
     return response_id if bytes(fields.get("store", b"")) != b"false" else None
 
 
-def left_over(fields: AnyFields, wire: Wire | None, response_id: str | None) -> tuple[str, ...]:
+def continuation_ids(fields: AnyFields, wire: Wire | None, response_id: str | None) -> tuple[str, ...]:
     """Return the ids by which later requests can continue a response."""
     if wire != "responses":
         return ()
-    named, kept = _ids(fields, _CONTINUED_FROM[1:]), kept_answer(fields, wire, response_id)
+    named, kept = _ids(fields, _CONTINUED_FROM[1:]), stored_response_id(fields, wire, response_id)
     return (kept, *named) if kept is not None else named
 
 
@@ -130,7 +132,7 @@ def _ids(fields: AnyFields, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _elements(array: bytes) -> Sequence[msgspec.Raw]:
-    if is_far_too_much(array):
+    if is_too_large(array):
         return ()
     try:
         return _LIST.decode(array)
@@ -141,7 +143,7 @@ def _elements(array: bytes) -> Sequence[msgspec.Raw]:
 def _names(messages: Sequence[bytes | msgspec.Raw]) -> set[str]:
     """Return how messages refer to files that they do not contain."""
     kinds, left = set[str](), _MAX_BYTES
-    for raw in messages[:MOST_MESSAGES]:
+    for raw in messages[:MAX_MESSAGES]:
         named = _NAMED.search(raw)
         if named is None:
             continue

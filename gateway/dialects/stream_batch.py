@@ -30,7 +30,7 @@ def decode_events(decoder: msgspec.json.Decoder[list[E]], events: Sequence[bytes
     return values if len(values) == len(events) else None
 
 
-def runs(
+def runs_of_kind(
     events: Sequence[bytes], decoded: Sequence[E], kind: Callable[[E], K]
 ) -> Iterator[tuple[K, Sequence[bytes], Sequence[E]]]:
     """Yield runs of consecutive events of one kind: the kind, their bytes, and their decoded fields."""

@@ -37,7 +37,7 @@ class TextFrame(NamedTuple):
             return cls(event[:start], b"", event[end:])
         return cls(event[:start], event[end : padding.start(1)], event[padding.end(1) :])
 
-    def holds(self, event: bytes) -> bool:
+    def matches(self, event: bytes) -> bool:
         """Return True if an event begins and ends like this frame."""
         return event.startswith(self.before) and event.endswith(self.after)
 

@@ -12,7 +12,7 @@ import msgspec
 from gateway.core.conversation.json_text import string_end
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
 from gateway.core.tools import NAME_CHARACTERS
-from gateway.dialects.fields import Fields, decode, unescaped
+from gateway.dialects.fields import Fields, decode, without_escapes
 
 #: strings of a request whose tokens are estimated one by one
 _MAX_TEXTS: Final = 100_000
@@ -63,7 +63,7 @@ def texts_of_fields(fields: Fields, names: Iterable[str], *, unknown: bool = Fal
             yield from _texts_of_raw(fields[name], unknown=unknown)
 
 
-def beyond(characters: int, parts: Iterator[str]) -> Iterator[str]:
+def texts_if_longer(characters: int, parts: Iterator[str]) -> Iterator[str]:
     """Yield all texts if they have more characters in total than this; else none."""
     few: list[str] = []
     for text in parts:
@@ -104,7 +104,7 @@ def _array(raw: bytes | msgspec.Raw) -> bytes:
     view = memoryview(raw)
     if view[0] != ord("["):
         return b""
-    return unescaped(bytes(view))
+    return without_escapes(bytes(view))
 
 
 def _outside_strings(array: bytes) -> bytes:
@@ -189,7 +189,7 @@ def estimate(parts: Iterator[str]) -> int:
     return rounded_up(tokens)
 
 
-def as_name(text: str) -> str:
+def safe_name(text: str) -> str:
     """Return an external name made safe for records and headers: printable, bounded, without lone surrogates."""
     if len(text) <= NAME_CHARACTERS and text.isprintable():
         return text

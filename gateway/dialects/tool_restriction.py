@@ -57,7 +57,7 @@ class ToolRestriction:
             because no model reads the choice.
         is_choice_among: `fields` has only a choice among tools, which a provider may not know.
         is_forced: `fields` forces a tool call that the client did not force.
-        beyond: tools that stay offered although they must not be called.
+        still_offered: tools that stay offered although they must not be called.
         withdrawal: the tools that a system message withdraws; None if the model accepts no such message.
     """
 
@@ -65,7 +65,7 @@ class ToolRestriction:
     counted: Mapping[str, bytes]
     is_choice_among: bool = False
     is_forced: bool = False
-    beyond: tuple[str, ...] = ()
+    still_offered: tuple[str, ...] = ()
     withdrawal: Withdrawal | None = None
 
     @classmethod
@@ -103,7 +103,7 @@ class RestrictionSupport(NamedTuple):
     allowed: frozenset[str] | None = None
 
 
-def takes_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
+def accepts_forced(family: TokenizerFamily, offer: ToolOffer) -> bool:
     """Return whether a model accepts a forced tool call, according to its family and the request."""
     if family.forced_choice == "accepted":
         # Claude models before those with bound thinking refuse a forced call while thinking is on
@@ -135,11 +135,13 @@ def _restricted(offer: ToolOffer, keep: tuple[str, ...], must: bool, takes: Rest
     withdrawn = (withdrawal.withdrawn if withdrawal is not None else None) or frozenset()
     beyond = tuple(name for name in _beyond(offer, kept, takes, is_forced=is_forced) if name not in withdrawn)
     if not changes:
-        return replace(UNRESTRICTED, beyond=beyond, withdrawal=withdrawal) if beyond or withdrawal else UNRESTRICTED
+        return (
+            replace(UNRESTRICTED, still_offered=beyond, withdrawal=withdrawal) if beyond or withdrawal else UNRESTRICTED
+        )
     restriction = replace(
         ToolRestriction.of(changes),
         is_forced=is_forced and offer.mode != "required",
-        beyond=beyond,
+        still_offered=beyond,
         withdrawal=withdrawal,
     )
     has_same_count = offer.choice is None and restriction.counted == _DEFAULT_CHOICE

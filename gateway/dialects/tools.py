@@ -110,7 +110,7 @@ class ToolOffer:
         """Return True if the tools are in the legacy field `functions`."""
         return "functions" in self.lists
 
-    def known_as(self, name: str, one_of: str | None = None) -> str:
+    def offered_name(self, name: str, one_of: str | None = None) -> str:
         """Return the name under which the request offers a called tool; the name itself if it does not offer it.
 
         `one_of`: the set that the tool belongs to, if the response names it.
@@ -125,7 +125,7 @@ class ToolOffer:
         return sets.pop() if name not in names and len(sets) == 1 else name
 
 
-def offer_of(fields: AnyFields, wire: Wire) -> ToolOffer | None:
+def read_offer(fields: AnyFields, wire: Wire) -> ToolOffer | None:
     """Return the tools that a request offers; None if it offers none.
 
     Raises:

@@ -44,7 +44,7 @@ def respond(exchange: MockExchange) -> MockResponse:
             encoded = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
         data.append({"object": "embedding", "index": index, "embedding": encoded})
     content: JsonObject = {"object": "list", "data": data, "model": body.model}
-    if exchange.show_usage:
+    if exchange.shows_usage:
         content["usage"] = {"prompt_tokens": usage.input, "total_tokens": usage.total}
     return Whole(content, body.model, usage)
 

@@ -91,7 +91,7 @@ class Shape:
     def message(self) -> JsonObject:
         """Return the whole message."""
         built = self._built
-        usage = self._usage() if self._exchange.show_usage else None
+        usage = self._usage() if self._exchange.shows_usage else None
         message = self._message(built.model, list(built.blocks), usage)
         return {**message, "stop_reason": built.stop_reason, **self._details(), **self._edits()}
 
@@ -99,7 +99,7 @@ class Shape:
         """Yield the events of a stream, in the order of the API."""
         built = self._built
         is_first = built.partial or built.passes[0].kind == "compaction"
-        usage = _usage_json(built.passes[0] if is_first else built.served, 1) if self._exchange.show_usage else None
+        usage = _usage_json(built.passes[0] if is_first else built.served, 1) if self._exchange.shows_usage else None
         message = self._message(built.first_model or built.model, [], usage)
         yield named_frame({"type": "message_start", "message": message})
         partial: list[JsonObject] = [{"type": "text", "text": built.partial}] if built.partial else []
@@ -107,7 +107,7 @@ class Shape:
             yield from self._block(index, block)
         delta = {"stop_reason": built.stop_reason, "stop_sequence": None, **self._details()}
         closing: JsonObject = {"type": "message_delta", "delta": delta}
-        if self._exchange.show_usage:
+        if self._exchange.shows_usage:
             closing["usage"] = self._final_usage()
         closing |= self._edits()
         if built.partial and built.transformations is not None:

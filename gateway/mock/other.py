@@ -107,7 +107,7 @@ def transcriptions(exchange: MockExchange) -> MockResponse:
     if "response_format" in fields and fields["response_format"].text == "text":
         return Whole(text.encode() + b"\n", name, usage, content_type="text/plain; charset=utf-8")
     content: JsonObject = {"text": text}
-    if exchange.show_usage:
+    if exchange.shows_usage:
         content["usage"] = {
             "type": "tokens",
             "input_tokens": usage.input,
@@ -133,7 +133,7 @@ def images(exchange: MockExchange) -> MockResponse:
         "quality": "low",
         "size": "1024x1024",
     }
-    if exchange.show_usage:
+    if exchange.shows_usage:
         content["usage"] = {
             "input_tokens": usage.input,
             "input_tokens_details": {"text_tokens": usage.input, "image_tokens": 0},

@@ -308,6 +308,6 @@ class MockExchange:
         return MockUsage(*forced) if forced else counted
 
     @property
-    def show_usage(self) -> bool:
+    def shows_usage(self) -> bool:
         """Return True if usage is reported at all, for responses that can report it in one place only."""
         return self.behaviour.usage != "none"

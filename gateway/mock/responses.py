@@ -350,7 +350,7 @@ class _Shape:
             "tools": body.tools or [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": _usage_json(self._usage) if has_ended and self._exchange.show_usage else None,
+            "usage": _usage_json(self._usage) if has_ended and self._exchange.shows_usage else None,
             "user": None,
             "metadata": body.metadata or {},
         }

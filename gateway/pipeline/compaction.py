@@ -22,7 +22,7 @@ from gateway.call.state import CallState
 from gateway.call.types import PlanRequest
 from gateway.context.planner import Planner
 from gateway.context.request import RequestComposer
-from gateway.core.context_budget import ContextOptions, least
+from gateway.core.context_budget import ContextOptions, smallest_limit
 from gateway.core.errors import (
     CompactionUnknown,
     InvalidRequest,
@@ -41,7 +41,7 @@ from gateway.dialects.compaction import (
     asks_for_compaction,
     compacted_response,
     compaction_in,
-    expanded,
+    expand,
     handle_of,
     handles_in,
     is_unsupported,
@@ -52,7 +52,7 @@ from gateway.dialects.compaction import (
 from gateway.dialects.fields import join, write_fields
 from gateway.dialects.server_state import continued_from
 from gateway.pipeline.response import MAX_WHOLE_ANSWER, read_error
-from gateway.upstream.body import AlreadyRead, decompressed, is_compressed, without_packing
+from gateway.upstream.body import AlreadyRead, decompress, is_compressed, without_compression_headers
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class Compactions:
             StoreUnavailable: the items cannot be read.
         """
         endpoint, incoming = state.incoming.endpoint, state.incoming
-        if not endpoint.may_go_on or incoming.purpose is not None:
+        if not endpoint.may_continue or incoming.purpose is not None:
             return call
         if endpoint.metered and incoming.path.rstrip("/").lower() == COMPACT_PATH:
             state.context.compaction = "path"
@@ -129,8 +129,8 @@ class Compactions:
         size = sum(len(texts[handle]) for handle in handles)
         _check_size(size)
         if size <= _INLINE:
-            return expanded(call, texts)
-        return await asyncio.to_thread(expanded, call, texts)
+            return expand(call, texts)
+        return await asyncio.to_thread(expand, call, texts)
 
     async def _read(self, call: Call, work: Callable[[Call], T]) -> T:
         return await self._planner.read(len(call.body), partial(work, call))
@@ -223,7 +223,7 @@ class Compactions:
         counts = await self._planner.count_tokens(asked, state.context.remembered)
         tokens, overhead = counts.original.tokens, counts.original.estimate.overhead
         target = overhead + max(KEPT_LEAST, int((tokens - overhead) * KEPT_SHARE))
-        limit = least(target, state.incoming.directives.context.budget)
+        limit = smallest_limit(target, state.incoming.directives.context.budget)
         asked = replace(asked, options=ContextOptions("auto", limit), counts=counts)
         plan = await self._composer.plan(state, asked)
         if plan.overflow is not None:
@@ -255,7 +255,7 @@ class Compactions:
         body = await _whole(response)
         found = compaction_in(body)
         if found.items == 1 or found.is_error:
-            return AlreadyRead(response.status, without_packing(response.headers), body)
+            return AlreadyRead(response.status, without_compression_headers(response.headers), body)
         usage = found.usage or {"input_tokens": input_estimate(state), "output_tokens": 0}
         self._unsupported.add(state.routing.route)
         return await self._instead(state, call, usage)
@@ -265,7 +265,7 @@ class Compactions:
         if is_unsupported(response.status, body, is_path=state.context.compaction == "path"):
             self._unsupported.add(state.routing.route)
         elif not state.dispatch.is_too_long:
-            return AlreadyRead(response.status, without_packing(response.headers), body)
+            return AlreadyRead(response.status, without_compression_headers(response.headers), body)
         return await self._instead(state, call, None)
 
     async def _instead(self, state: CallState, call: Call, usage: Mapping[str, object] | None) -> UpstreamReply:
@@ -297,7 +297,7 @@ async def _whole(response: UpstreamReply) -> bytes:
         UpstreamProtocolError: it is longer than any compaction.
     """
     body = bytearray()
-    async for piece in decompressed(response) if is_compressed(response) else response.chunks():
+    async for piece in decompress(response) if is_compressed(response) else response.chunks():
         body += piece
         if len(body) > MAX_WHOLE_ANSWER:
             raise UpstreamProtocolError(f"The provider's compaction has over {MAX_WHOLE_ANSWER:,} bytes.")

@@ -17,7 +17,7 @@ from gateway.core.errors import UpstreamProtocolError
 from gateway.core.http.headers import ProviderAddress, is_success, request_headers
 from gateway.core.http.redirects import check_redirect
 from gateway.core.http.request import Outgoing
-from gateway.core.http.retry_policy import TELLING, TOO_LARGE
+from gateway.core.http.retry_policy import EXPLAINED, TOO_LARGE
 from gateway.core.ports import ReadBody, Upstream, UpstreamReply
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
@@ -28,7 +28,7 @@ from gateway.dialects.tool_changes import TOOL_CHANGES_BETA
 from gateway.pipeline.early_refusal import BegunResponse, is_event_stream, is_whole, looked_at, looked_at_whole
 from gateway.pipeline.response import read_error
 from gateway.steps.enforcement import Steps
-from gateway.upstream.body import AlreadyRead, without_packing
+from gateway.upstream.body import AlreadyRead, without_compression_headers
 
 #: maximum number of other ways to set the output limit of a call: another field, and a lower number
 _MOST_RULES: Final = 2
@@ -87,20 +87,20 @@ class Dispatcher:
                 if repaired:
                     await self._recomposer.accepted(state)
                 return answer
-            if answer.status not in TELLING:
+            if answer.status not in EXPLAINED:
                 return _passed_on(state, response, answer)
             body = await read_error(answer)
-            refusal = AlreadyRead(answer.status, without_packing(answer.headers), body)
+            refusal = AlreadyRead(answer.status, without_compression_headers(answer.headers), body)
             found = length_error(answer.status, body)
             state.dispatch.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
             elif await self._read_body(len(call.body), partial(steps.restrict_again, state, body)):
                 # The restricted request has fewer tokens.
-                await composer.compose(state, call, composer.again(state))
+                await composer.compose(state, call, composer.last_try(state))
             elif (rule := self._other_rule(state, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
-            elif found is not None and not is_fitted and await self._recomposer.fit_again(state, found):
+            elif found is not None and not is_fitted and await self._recomposer.trim_again(state, found):
                 is_fitted = True
             elif await self._repaired(state, call, thinking_refusal(answer.status, body), repaired):
                 first = first or refusal
@@ -120,8 +120,8 @@ class Dispatcher:
             self._no_stream_usage.add(route)
             state.notes["stream_usage"] = "refused by the provider"
         if has_rule:
-            self._output_rules.keep(route, state.dispatch.output_rule, is_stream=call.stream)
-        self._steps.taken(state)
+            self._output_rules.remember(route, state.dispatch.output_rule, is_stream=call.stream)
+        self._steps.accepted(state)
 
     def _other_rule(self, state: CallState, call: Call, refusal: LimitRefusal | None, tries: int) -> OutputRule | None:
         """Return how to set the output limit after a refusal, or None if the gateway does not set it.
@@ -130,7 +130,7 @@ class Dispatcher:
         """
         provider = self._providers[state.routing.route.provider]
         sent = self._composer.output_limit_sent(state, call, provider) if refusal is not None else None
-        is_other_format = refusal is not None and refusal.instead and state.incoming.endpoint.wire != "chat"
+        is_other_format = refusal is not None and refusal.field_to_use and state.incoming.endpoint.wire != "chat"
         if refusal is None or sent is None or tries > _MOST_RULES or is_other_format:
             return None
         return state.dispatch.output_rule.after(refusal, sent)

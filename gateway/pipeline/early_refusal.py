@@ -17,12 +17,12 @@ from typing import Final
 
 from gateway.core.errors import UpstreamFault, UpstreamProtocolError
 from gateway.core.http.headers import EVENTS, content_type, is_success
-from gateway.core.http.retry_policy import FAILED
+from gateway.core.http.retry_policy import FALLS_BACK
 from gateway.core.http.sse import EventBuffer, event_data, split_events
 from gateway.core.ports import UpstreamReply
 from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader, ParsedResponse
-from gateway.dialects.error_status import plain, status_of
+from gateway.dialects.error_status import status_of, unwrapped
 from gateway.dialects.length_error import length_error
 from gateway.upstream.body import AlreadyRead, chain, is_compressed
 
@@ -140,9 +140,9 @@ def _refusal(data: bytes, response: ParsedResponse) -> AlreadyRead | None:
     # A refusal that is billed counts as a response: it is charged, and no other route is tried.
     if not response.error or (response.usage is not None and response.usage.is_billed):
         return None
-    status, body = status_of(data), plain(data)
+    status, body = status_of(data), unwrapped(data)
     # A request that is too long can be trimmed, or another model takes it. Other bad requests are up to the caller.
-    if status not in FAILED and length_error(_TOO_LONG, body) is None:
+    if status not in FALLS_BACK and length_error(_TOO_LONG, body) is None:
         return None
     return AlreadyRead(status, [(b"content-type", _JSON)], body)
 

@@ -28,12 +28,12 @@ from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.call.routing import (
     advisors_of,
-    first_at,
+    models_instead,
     named_session,
-    others_of,
+    provider_first,
+    routes_for_format,
     routes_of,
     session_of,
-    speaking,
     with_form_model,
 )
 from gateway.call.state import CallState
@@ -49,23 +49,23 @@ from gateway.core.errors import (
     UnknownModel,
     UpstreamFault,
 )
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.http.headers import ProviderAddress, check_credential, is_success
-from gateway.core.http.request import WorkObserver, notify_nobody
-from gateway.core.http.retry_policy import FAILED, KEY_REFUSED
+from gateway.core.http.request import WorkObserver, ignore_work
+from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import CUTS, CallRecord
+from gateway.core.record import CANCEL_REASONS, CallRecord
 from gateway.core.routing import Routes
 from gateway.core.steps import Step
+from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
-from gateway.dialects.server_state import earlier_answer
+from gateway.dialects.server_state import previous_response_id
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
 from gateway.steps.enforcement import Steps
 from gateway.stores.settler import Settler
-from gateway.upstream.body import AlreadyRead, without_packing
+from gateway.upstream.body import AlreadyRead, without_compression_headers
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class Gateway:
     clock: Callable[[], float]
     wall: Callable[[], float]
 
-    def handle(self, incoming: Incoming, observer: WorkObserver = notify_nobody) -> Exchange:
+    def handle(self, incoming: Incoming, observer: WorkObserver = ignore_work) -> Exchange:
         """Return the exchange for one request: `async with gateway.handle(incoming) as response`.
 
         Entering it raises no `GatewayError`: errors are responses. If its task is cancelled, the call is charged for
@@ -150,7 +150,7 @@ class Exchange:
             except GatewayError as fault:
                 await self._state.dispatch.hang_up()
                 if self._state.call is not None:
-                    await self._gateway.composer.look_elsewhere(self._state, self._state.call)
+                    await self._gateway.composer.find_at_provider(self._state, self._state.call)
                 return await self._gateway.relay.refusal(self._state, fault)
         except BaseException as error:
             await self._leave(error)
@@ -166,7 +166,9 @@ class Exchange:
         if isinstance(error, Exception) and not state.settlement.is_settled:
             state.response.outcome, state.response.status = "internal_error", 500
         elif isinstance(error, asyncio.CancelledError):
-            state.response.outcome = next((cut for cut in CUTS if error.args == (cut,)), state.response.outcome)
+            state.response.outcome = next(
+                (cut for cut in CANCEL_REASONS if error.args == (cut,)), state.response.outcome
+            )
         try:
             await self._gateway.accounts.settle(state)
         finally:
@@ -184,15 +186,15 @@ class Exchange:
         if incoming.refused is not None:
             raise incoming.refused
         call = state.call = await self._read(lambda: with_form_model(incoming, state.dialect.read(incoming.body)))
-        earlier = earlier_answer(call.fields) if incoming.endpoint.may_go_on else None
+        earlier = previous_response_id(call.fields) if incoming.endpoint.may_continue else None
         before = await self._call_before(earlier) if earlier is not None else None
         if metered:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
-                state.session, state.derived = await self._read(read)
+                state.session, state.is_session_derived = await self._read(read)
             gateway.settler.check()
         call = state.call = await gateway.compactions.begin(state, call)
-        about = incoming.endpoint.about
+        about = incoming.endpoint.response_id
         unsure = await self._choose_keeper(about) if about is not None else None
         try:
             await self._read(partial(self._find_routes, call))
@@ -206,7 +208,7 @@ class Exchange:
         if not is_success(response.status):
             return await gateway.relay.failure(state, response)
         state.response.is_billed = metered
-        await gateway.thinking.answered(state, call)
+        await gateway.thinking.note_origin(state, call)
         return await gateway.relay.success(state, call, response)
 
     async def _open_session(self, call: Call) -> None:
@@ -237,7 +239,7 @@ class Exchange:
             try:
                 before = await self._gateway.background.answered(response_id, state.incoming.caller.namespace)
             except StoreUnavailable as error:
-                settler.away(error)
+                settler.mark_unavailable(error)
         if state.incoming.endpoint.metered and state.session is None:
             settler.check()
         state.routing.kept_at = before.provider if before is not None else None
@@ -257,7 +259,7 @@ class Exchange:
         try:
             name, namespace = await self._gateway.background.origin(response_id, self._state.incoming.caller.namespace)
         except StoreUnavailable as error:
-            self._gateway.settler.away(error)
+            self._gateway.settler.mark_unavailable(error)
             return StoreUnavailable(_WHOSE)
         caller, provider = self._state.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
@@ -281,10 +283,10 @@ class Exchange:
             [route for route in found if route.provider == first or providers[route.provider].holds_credential]
         )
         if routing.kept_at is not None:
-            found = first_at(routing.kept_at, found)
-        routing.routes = speaking(found, incoming.endpoint.format, providers)
+            found = provider_first(routing.kept_at, found)
+        routing.routes = routes_for_format(found, incoming.endpoint.format, providers)
         routing.route = routing.home = routing.routes[0]
-        routing.others = others_of(call, routing.routes, self._gateway.routes)
+        routing.others = models_instead(call, routing.routes, self._gateway.routes)
         routing.advisors = advisors_of(call, routing.routes, self._gateway.routes)
         for route in routing.routes:
             # Only one of them can need the caller's credential. It need not be the first: see `kept_at`.
@@ -332,15 +334,15 @@ class Exchange:
             else:
                 is_last, is_key_refused = position >= len(routing.routes), self._refuses_our_key(response)
                 is_unfit = state.dispatch.is_too_long or is_key_refused
-                if not is_unfit and (is_last or response.status not in FAILED):
+                if not is_unfit and (is_last or response.status not in FALLS_BACK):
                     return response
                 if is_last:
                     return earlier.refusal or response
                 reason = str(response.status)
-                if response.status in FAILED or is_key_refused:
+                if response.status in FALLS_BACK or is_key_refused:
                     with contextlib.suppress(UpstreamFault):
                         body = await read_error(response)
-                        earlier.add(AlreadyRead(response.status, without_packing(response.headers), body))
+                        earlier.add(AlreadyRead(response.status, without_compression_headers(response.headers), body))
             await state.dispatch.hang_up()
             state.dispatch.work(is_so=False)
             # If the client has left, the cancellation takes effect here, before another provider is called.
@@ -378,7 +380,7 @@ class Exchange:
                 reserved.
         """
         state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
-        tries = composer.tries(state)
+        tries = composer.mode_tries(state)
         for number, tried in enumerate(tries, 1):
             await composer.compose(state, call, tried)
             try:
@@ -391,9 +393,9 @@ class Exchange:
                 break
         if state.context.shown is not None:
             # Only then are tool results shortened.
-            if await composer.sum_up(state, call):
+            if await composer.summarize_results(state, call):
                 await composer.compose(state, call, tried)
-            if not await composer.keep(state):
+            if not await composer.store_texts(state):
                 # Another call took the room, or the store became unavailable: nothing is left out then.
                 await composer.compose(state, call, LOSSLESS)
                 accounts.check_held(state)

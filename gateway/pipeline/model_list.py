@@ -126,7 +126,7 @@ class ModelList:
 
         A model of the provider whose bare name is routed to another provider gets the provider's name in front.
         """
-        provider = self._routes.without_model(incoming.endpoint.anthropic) if listed.models else ""
+        provider = self._routes.provider_without_model(incoming.endpoint.anthropic) if listed.models else ""
         leads_there = {name for name in listed.models if self._routes.leads_to(name, provider)}
         models: list[Entry] = []
         for name in own if not _FURTHER.search(incoming.query) else ():
@@ -171,7 +171,7 @@ async def _read(reply: ClientResponse) -> _Listed | None:
         if size > _MOST_BYTES:
             break
     reply.body = chain(read, body)
-    return _listed(b"".join(read)) if size <= _MOST_BYTES and not reply.broken else None
+    return _listed(b"".join(read)) if size <= _MOST_BYTES and not reply.is_incomplete else None
 
 
 def _listed(body: bytes) -> _Listed | None:

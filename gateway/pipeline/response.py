@@ -22,8 +22,8 @@ from gateway.core.http.headers import (
     Headers,
     content_type,
     header,
-    masked,
-    masked_values,
+    mask,
+    mask_values,
     response_headers,
 )
 from gateway.core.ledger.refusals import Allowance
@@ -31,8 +31,8 @@ from gateway.core.ports import UpstreamReply
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, ParsedResponse, StreamMeter
-from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
-from gateway.upstream.body import chain, check_packing, check_transfer_coding, decompressed, is_compressed
+from gateway.dialects.partial_body import PartialBody, read_partial, read_whole
+from gateway.upstream.body import chain, check_compression, check_transfer_coding, decompress, is_compressed
 
 #: A response of up to this many bytes is read completely before it is passed on. A larger one is passed on as it
 #: arrives, and its usage is estimated.
@@ -76,12 +76,12 @@ class ResponseRelay:
     async def success(self, state: CallState, call: Call, response: UpstreamReply) -> ClientResponse:
         """Pass on a successful response: of a model, or a file."""
         endpoint = state.incoming.endpoint
-        is_read = endpoint.metered or endpoint.fetches
+        is_read = endpoint.metered or endpoint.fetched_id
         if endpoint.metered and endpoint.format is not None:
-            check_packing(response)
+            check_compression(response)
         check_transfer_coding(response)
         kind, was_compressed = content_type(response.headers), is_compressed(response)
-        pieces = decompressed(response) if was_compressed else response.chunks()
+        pieces = decompress(response) if was_compressed else response.chunks()
         if is_read and kind == EVENTS:
             return await self._event_stream(state, call, response, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
@@ -112,7 +112,7 @@ class ResponseRelay:
 
     async def failure(self, state: CallState, response: UpstreamReply) -> ClientResponse:
         """Pass on a provider's error unchanged, without a charge. A redirect comes here only without a body."""
-        body = masked(await read_error(response), self._secrets)
+        body = mask(await read_error(response), self._secrets)
         # It may be the error of an earlier provider, so the status of the last one is replaced.
         state.response.outcome, state.response.status = "provider_error", response.status
         state.response.bytes_sent = len(body)
@@ -121,7 +121,7 @@ class ResponseRelay:
         reply.upstream_error = response.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(state)
         reply.allowance = self._accounts.allowance(state)
-        reply.final = True
+        reply.is_final = True
         return reply
 
     async def refusal(self, state: CallState, fault: GatewayError) -> ClientResponse:
@@ -138,7 +138,7 @@ class ResponseRelay:
             await self._accounts.look(state)
         reply.allowance = self._accounts.allowance(state)
         reply.totals = totals if totals is not None else await self._accounts.totals_now(state)
-        reply.final = True
+        reply.is_final = True
         return reply
 
     # --- read whole --------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class ResponseRelay:
         # Reads what had arrived if the response breaks off. The function must not refer to `state`, which holds it:
         # this cycle would keep all data of the call until the garbage collector runs.
         dialect = state.dialect
-        state.response.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
+        state.response.reader = lambda: read_partial(dialect, b"".join(read), has_texts=has_texts)
         try:
             async for piece in pieces:
                 read.append(piece)
@@ -172,7 +172,7 @@ class ResponseRelay:
         body = b"".join(read)
         state.response.parsed = read_whole(dialect, body, has_texts=has_texts)
         if state.response.parsed.error:
-            body = masked(body, self._secrets)
+            body = mask(body, self._secrets)
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         state.response.bytes_sent = len(body)
         totals = await self._accounts.settle(state)
@@ -181,7 +181,7 @@ class ResponseRelay:
         record = _settled(state)
         reply.totals = totals
         reply.charge = record.charge if record is not None else None
-        reply.final = totals is not None and record is not None
+        reply.is_final = totals is not None and record is not None
         reply.upstream_error = state.response.is_billed and state.response.parsed.error and reply.charge is None
         return reply
 
@@ -193,11 +193,11 @@ class ResponseRelay:
         # A client that did not ask for usage must not see the chunk with it, because the gateway asked for it.
         sent = state.context.plan.context.tokens if state.context.plan is not None else None
         meter = StreamMeter(state.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
-        state.response.reader, state.response.is_event_stream = meter.answer, True
+        state.response.reader, state.response.is_event_stream = meter.response, True
         if state.budget.hold is not None:
-            state.budget.hold.lease.delivered = lambda: meter.answer().output_estimate
+            state.budget.hold.lease.delivered = lambda: meter.response().output_estimate
         reply = await self._started(state, response)
-        reply.is_events, reply.failure_events = True, _failure_events(state, meter)
+        reply.is_event_stream, reply.failure_events = True, _failure_events(state, meter)
         reply.body = self._metered(state, response, pieces, meter, reply)
         return reply
 
@@ -236,12 +236,12 @@ class ResponseRelay:
             _check_end(state, meter)
         except GatewayError as fault:
             state.response.outcome, state.response.fault = "upstream_broken", fault
-            reply.broken = True
+            reply.is_incomplete = True
             await self._accounts.settle(state)
             yield self._without_keys(self._broken_off(state, meter, fault))
             return
         tail = self._without_keys(meter.close())
-        state.response.parsed = meter.answer()
+        state.response.parsed = meter.response()
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         # Events that arrived together with the end are passed on together with it.
         yield passed + await self._closing(state, tail)
@@ -255,7 +255,7 @@ class ResponseRelay:
 
     def _without_keys(self, events: bytes) -> bytes:
         """Return events with the gateway's keys masked, because an error may repeat one."""
-        return masked(events, self._secrets) if _ERROR in events else events
+        return mask(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
     def _broken_off(state: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
@@ -263,7 +263,7 @@ class ResponseRelay:
 
         A stream that is fetched gets no error event: its client sees where it ended, and fetches the rest from there.
         """
-        tail = meter.broken_off()
+        tail = meter.close_broken()
         if not state.incoming.endpoint.metered:
             return tail
         return tail + _failure_events(state, meter)(fault)
@@ -278,12 +278,12 @@ class ResponseRelay:
             return
         async for piece in whole.body:
             yield piece
-        reply.broken = whole.broken
+        reply.is_incomplete = whole.is_incomplete
 
     async def _end_of_budget(self, state: CallState, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be reserved, as if its output limit had been reached."""
         state.response.outcome = "budget_end"
-        tail = meter.cut_short()
+        tail = meter.end_at_limit()
         # The provider stops when its connection is closed. It bills what it made until then, and so does the gateway.
         await state.dispatch.hang_up()
         return await self._closing(state, tail)
@@ -342,7 +342,7 @@ class ResponseRelay:
                 yield piece
         except GatewayError as fault:
             state.response.outcome, state.response.fault = "upstream_broken", fault
-            reply.broken = True
+            reply.is_incomplete = True
             return
         state.response.outcome = "ok"
         await self._accounts.settle(state)
@@ -358,7 +358,7 @@ class ResponseRelay:
         return reply
 
     def _headers(self, response: UpstreamReply, *, decompressed: bool) -> Headers:
-        return masked_values(response_headers(response.headers, decompressed=decompressed), self._secrets)
+        return mask_values(response_headers(response.headers, decompressed=decompressed), self._secrets)
 
     def _reply(self, state: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
         sent_at = state.dispatch.sent_at
@@ -370,10 +370,10 @@ class ResponseRelay:
             context=state.context.plan.context if state.context.plan is not None else None,
             allowance=self._accounts.allowance(state),
             mode=state.context.mode,
-            stepped=state.steps.active,
-            unseen=state.unseen,
-            is_unfitted=state.context.plan is None and sent_at is not None and state.incoming.endpoint.metered,
-            is_unmetered=state.response.is_billed and state.is_billed_later and not state.is_fetched_later,
+            active_step=state.steps.active,
+            at_provider=state.at_provider,
+            is_uncounted=state.context.plan is None and sent_at is not None and state.incoming.endpoint.metered,
+            is_billed_later=state.response.is_billed and state.is_billed_later and not state.is_fetched_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - state.incoming.started,
         )
 
@@ -411,7 +411,7 @@ async def read_error(response: UpstreamReply) -> bytes:
         UpstreamProtocolError: the body is far longer than an error.
     """
     body = bytearray()
-    async for piece in decompressed(response) if is_compressed(response) else response.chunks():
+    async for piece in decompress(response) if is_compressed(response) else response.chunks():
         body += piece
         if len(body) > _MAX_ERROR_BODY:
             raise UpstreamProtocolError(
@@ -458,4 +458,4 @@ def _is_embeddings(state: CallState) -> bool:
 
 
 def _not_seen() -> ParsedResponse:
-    return ParsedResponse(is_seen=False)
+    return ParsedResponse(is_counted=False)

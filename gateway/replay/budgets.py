@@ -120,7 +120,7 @@ def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account
     reserved = reserve(accounts, hold, now)
     if isinstance(reserved, Refused):
         needed = usd(reserved.needed) if reserved.dimension == "nano_usd" else reserved.needed
-        why = {**dimension_json(reserved.balance_of, reserved.dimension, call.at), "needed": needed}
+        why = {**dimension_json(reserved.balance, reserved.dimension, call.at), "needed": needed}
         return ReplayOutcome(call, number, original, budget, mode, refused=why)
     granted, changes = reserved
     accounts.update(changes)

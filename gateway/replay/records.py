@@ -56,7 +56,7 @@ class ReplayedCall:
     has_details: bool = True
 
 
-def noted(record: CallRecord) -> ReplayedCall:
+def replayed_call(record: CallRecord) -> ReplayedCall:
     """Convert a record of a store."""
     context = record.context
     return ReplayedCall(
@@ -85,7 +85,7 @@ async def read_store(store: Store, sessions: Sequence[SessionKey] | None) -> Asy
         before: str | None = None
         while page := await store.calls(key, _PAGE, before):
             for record in page:
-                yield noted(record)
+                yield replayed_call(record)
             before = page[-1].call_id
 
 

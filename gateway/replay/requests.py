@@ -23,15 +23,15 @@ from gateway.call.types import PlanRequest
 from gateway.context.inspector import Inspector
 from gateway.core import identity
 from gateway.core.context_budget import ContextOptions
-from gateway.core.conversation.message import plain
+from gateway.core.conversation.message import without_cache_marks
 from gateway.core.counting.request import ITEMS
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.pricing import standard_cost
 from gateway.core.session import Remembered
+from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.usage import Usage
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED
-from gateway.dialects.opening import opening_items
+from gateway.dialects.opening import identifying_texts
 from gateway.replay.records import is_record, values_in
 
 #: the shortest prefix of a prompt that a provider caches, in tokens
@@ -129,7 +129,7 @@ def _session_of(body: Mapping[str, Any], number: int) -> str:
     array = next((body[name] for name in ("messages", "input") if isinstance(body.get(name), list)), None)
     if array is None:
         return f"line-{number}"
-    opening = opening_items(msgspec.Raw(json.dumps(array).encode()))
+    opening = identifying_texts(msgspec.Raw(json.dumps(array).encode()))
     return identity.derive("", None, opening)
 
 
@@ -205,7 +205,7 @@ class Replay:
     async def _sent(self, asked: PlanRequest, before: Sequence[bytes]) -> tuple[SentRequest, Sequence[bytes], bool]:
         """Return the cost of a request, its messages, and whether they lack the prefix `before`."""
         counted = await self._inspector.count(asked, Remembered(), ["items"])
-        messages = [plain(raw) for raw in asked.contents.messages or ()]
+        messages = [without_cache_marks(raw) for raw in asked.contents.messages or ()]
         same = sum(1 for _ in takewhile(bool, map(eq, messages, before)))
         tokens, total = [item["tokens"] for item in counted["items"]], counted["tokens"]
         cached = min(total, sum(tokens[:same]) + counted["definition_tokens"]) if same else 0

@@ -182,7 +182,7 @@ class GatewayApp:
     def _stop(self, runtime: Runtime) -> None:
         """Refuse new calls and end the event streams, because the server is stopping."""
         self._is_stopping = True
-        runtime.forwarder.take_no_more()
+        runtime.forwarder.stop_accepting()
         runtime.events_api.stop()
 
     def _with_request_id(self, scope: Scope, send: Send) -> Send:
@@ -229,7 +229,7 @@ class _Cors(CORSMiddleware):
             allow_headers=["*"],
             # Allowed pages may also call a gateway on their own machine or in a private network.
             allow_private_network=True,
-            expose_headers=(*headers.EXPOSED, *_PROVIDER_HEADERS),
+            expose_headers=(*headers.RESPONSE_HEADERS, *_PROVIDER_HEADERS),
         )
         self._new_id = new_id
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.routing import Route as Path
 
 from gateway.budget.reservation import sessions_above
-from gateway.call.routing import named_by_body
+from gateway.call.routing import session_id_in_body
 from gateway.call.types import PlanRequest
 from gateway.context.inspector import SHOWN, WIRES
 from gateway.core import errors
@@ -25,16 +25,16 @@ from gateway.core.ledger.arithmetic import Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, KeyLimits, affordable_input, claims_of, rate_of
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import answer_name
+from gateway.core.record import response_digest
 from gateway.core.session import Remembered
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.server_state import earlier_answer
+from gateway.dialects.server_state import previous_response_id
 from gateway.server import headers as ours
 from gateway.server.auth import Access
 from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
-from gateway.server.handling import ServerRules, wrapped
+from gateway.server.handling import ServerRules, json_handler
 from gateway.server.steps import step_of
 
 #: number of bodies of the largest size that may be in memory at the same time
@@ -52,9 +52,9 @@ class ContextApi:
     def paths(self) -> list[Path]:
         """Return the routes."""
         return [
-            Path("/api/count", wrapped(self._rules, self.count), methods=["POST"]),
-            Path("/api/context", wrapped(self._rules, self.context), methods=["POST"]),
-            Path("/api/trim", wrapped(self._rules, self.trim), methods=["POST"]),
+            Path("/api/count", json_handler(self._rules, self.count), methods=["POST"]),
+            Path("/api/context", json_handler(self._rules, self.context), methods=["POST"]),
+            Path("/api/trim", json_handler(self._rules, self.trim), methods=["POST"]),
         ]
 
     async def count(self, request: Request, access: Access) -> Any:
@@ -83,7 +83,7 @@ class ContextApi:
             inspector = self._rules().inspector
             body, plan = await inspector.trim(call, asked, remembered)
             explain = request.query_params.get("explain") in ("1", "true")
-            return {"body": msgspec.Raw(body), "context": await inspector.told(asked, plan, explain=explain)}
+            return {"body": msgspec.Raw(body), "context": await inspector.trim_json(asked, plan, explain=explain)}
         finally:
             memory.release()
 
@@ -99,8 +99,8 @@ class ContextApi:
             raise errors.InvalidRequest("The connection was closed before the end of the request body.") from None
         directives = ours.directives(headers)
         options = _with_lower_budget(directives.context, _budget_of_query(request))
-        call, asked = await rules.inspector.read_apart(body, wire=wire, options=options)
-        earlier = earlier_answer(call.fields) if asked.contents.wire == "responses" else None
+        call, asked = await rules.inspector.read_async(body, wire=wire, options=options)
+        earlier = previous_response_id(call.fields) if asked.contents.wire == "responses" else None
         key = await self._session(request, access, call, earlier)
         charged = ChargedAccounts(access.namespace or "", KeyLimits(access.limits), key, declared=directives.budget)
         if key is None:
@@ -145,11 +145,11 @@ class ContextApi:
                 )
             return key
         headers = by_name(request.scope["headers"])
-        name = from_headers(headers, self._rules().id_headers) or named_by_body(call)
+        name = from_headers(headers, self._rules().id_headers) or session_id_in_body(call)
         namespace = access.namespace or OPEN_NAMESPACE
         if name is not None:
             return SessionKey(namespace, name)
-        before = await self._store.answered(namespace, answer_name(earlier)) if earlier is not None else None
+        before = await self._store.answered(namespace, response_digest(earlier)) if earlier is not None else None
         return before.session if before is not None else None
 
     @staticmethod

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from gateway.core import errors
 from gateway.core.http.headers import header
-from gateway.server.handling import StaticFile, fault_response, unless_known
+from gateway.server.handling import StaticFile, fault_response, file_or_not_modified
 
 FOLDER: Final = Path(__file__).parent / "static"
 #: content security policy: the page may use only its own files and its own server
@@ -57,7 +57,9 @@ class Dashboard:
             digest.update(f"{name} {file.tag}\n".encode())
         self.version = digest.hexdigest()[:16]
         page = self._files.pop(_INDEX, None)
-        self._page = StaticFile.of(page.body.replace(_VERSION_MARK, self.version.encode()), page.kind) if page else None
+        self._page = (
+            StaticFile.from_bytes(page.body.replace(_VERSION_MARK, self.version.encode()), page.kind) if page else None
+        )
 
     def paths(self) -> list[Route]:
         """Return the routes."""
@@ -81,14 +83,15 @@ class Dashboard:
 def _read(folder: Path) -> dict[str, StaticFile]:
     paths = (path for path in folder.rglob("*") if path.suffix in _TYPES)
     return {
-        path.relative_to(folder).as_posix(): StaticFile.of(path.read_bytes(), _TYPES[path.suffix]) for path in paths
+        path.relative_to(folder).as_posix(): StaticFile.from_bytes(path.read_bytes(), _TYPES[path.suffix])
+        for path in paths
     }
 
 
 def _file_response(request: Request, file: StaticFile | None, keep: str) -> Response:
     if file is None:
         return fault_response(errors.NotFound("This path does not exist. The dashboard, if it is on, is at /ui."))
-    return unless_known(request, file, {**_HEADERS, "cache-control": keep})
+    return file_or_not_modified(request, file, {**_HEADERS, "cache-control": keep})
 
 
 def is_browser(scope: Mapping[str, Any]) -> bool:

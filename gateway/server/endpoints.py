@@ -175,11 +175,11 @@ class Forwarder:
             if method == "GET" and header(headers, _WEBSOCKET_KEY):
                 raise _no_websocket(path)
             caller = await self._caller(scope, session, reads=method in _READ_METHODS)
-        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+        except Exception as error:  # noqa: BLE001  # `error_for_client` logs bugs
             await discard(receive, headers)
-            target, fault = target or endpoint(method, ""), as_fault(error, request_id)
+            target, fault = target or endpoint(method, ""), error_for_client(error, request_id)
             self._unrecorded.note(fault, headers, call_id, target.dialect.name, target.operation)
-            await send_fault(send, target, fault, request_id)
+            await send_error(send, target, fault, request_id)
             return None
         body, decompressed, refused, directives = b"", False, None, NO_DIRECTIVES
         memory = BodyMemory(self._pool)
@@ -192,10 +192,10 @@ class Forwarder:
             directives, target = ours.directives(headers), requested
         except Disconnected:
             return None
-        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+        except Exception as error:  # noqa: BLE001  # `error_for_client` logs bugs
             # Other requests can use the memory while the error is sent.
             memory.release()
-            body, refused = b"", as_fault(error, request_id)
+            body, refused = b"", error_for_client(error, request_id)
         except BaseException:
             memory.release()
             raise
@@ -252,11 +252,11 @@ class Forwarder:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
 
     @property
-    def takes_no_more(self) -> bool:
+    def is_stopping(self) -> bool:
         """Return True if all new calls are refused."""
         return self._closing
 
-    def take_no_more(self) -> None:
+    def stop_accepting(self) -> None:
         """Refuse all new calls from now on. Running calls continue."""
         self._closing = True
 
@@ -322,15 +322,15 @@ class Forwarder:
             await self._send_cut(incoming, connection)
             if connection.is_started and not connection.has_left:
                 connection.break_off()
-        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
-            await self._send_bug(incoming, connection, as_fault(error, incoming.request_id))
+        except Exception as error:  # noqa: BLE001  # `error_for_client` logs bugs
+            await self._send_bug(incoming, connection, error_for_client(error, incoming.request_id))
         finally:
             connection.is_finished = True
             # Break the reference cycle with the exchange, which would last until the garbage collector runs.
             connection.notify_left = None
 
     async def _send_response(self, reply: ClientResponse, incoming: Incoming, connection: _Connection) -> None:
-        headers = reply.headers + ours.of_reply(reply, incoming.request_id)
+        headers = reply.headers + ours.response_headers(reply, incoming.request_id)
         if incoming.refused is not None:
             headers.append(_CLOSE)
         send, body = connection.send, reply.body
@@ -343,7 +343,7 @@ class Forwarder:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.is_started, connection.failure_events = True, reply.failure_events
-        connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
+        connection.is_events = reply.is_event_stream or content_type(reply.headers) == EVENTS
         # A client that reads nothing would keep its place among the running calls for ever.
         task = asyncio.current_task()
         stall = ReadTimeout(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
@@ -356,7 +356,7 @@ class Forwarder:
                     stall.end()
         finally:
             stall.stop()
-        if not reply.broken:
+        if not reply.is_incomplete:
             connection.is_finished = True
             await send({"type": "http.response.body", "body": b""})
             return
@@ -366,7 +366,7 @@ class Forwarder:
     async def _send_bug(incoming: Incoming, connection: _Connection, fault: GatewayError) -> None:
         if not connection.is_started:
             try:
-                await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+                await send_error(connection.send, incoming.endpoint, fault, incoming.request_id)
             except Exception:
                 # Sending the head of the response failed. The client must not wait for ever for the rest.
                 logger.exception("the error of call %s cannot be sent", incoming.request_id)
@@ -381,7 +381,7 @@ class Forwarder:
         if not connection.is_started:
             # If the head of a response was just being sent, the server accepts no second head.
             with contextlib.suppress(RuntimeError):
-                await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+                await send_error(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
             # Only for events: in a file or an image, the error would be treated as a part of it.
             made = connection.failure_events
@@ -398,7 +398,7 @@ class Forwarder:
 
     async def close(self) -> None:
         """End the running calls. When this returns, each call is settled, or has used its time to settle."""
-        self.take_no_more()
+        self.stop_accepting()
         abandoned = {task for task, connection in self._running.items() if connection.has_left}
         if abandoned:
             # The server did not wait for calls whose clients have left. Wait here, to read their usage.
@@ -424,7 +424,7 @@ def _no_websocket(path: str) -> NoWebSocket:
     return NoWebSocket("Only /v1/responses supports WebSockets. Send requests by POST.")
 
 
-def as_fault(error: Exception, request_id: str) -> GatewayError:
+def error_for_client(error: Exception, request_id: str) -> GatewayError:
     """Return the error for the client. A bug is logged, and the error contains only the id to find it."""
     if isinstance(error, GatewayError):
         return error
@@ -432,14 +432,14 @@ def as_fault(error: Exception, request_id: str) -> GatewayError:
     return InternalError(f"The gateway failed. Its operator finds the reason in the log under {request_id}.")
 
 
-async def send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
+async def send_error(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
     """Send an error for a call that did not reach the pipeline, and close the connection."""
     body = target.dialect.error(fault, request_id)
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (ours.GATEWAY_REQUEST_ID, request_id.encode()),
-        *ours.of_fault(fault),
+        *ours.error_headers(fault),
         _CLOSE,
     ]
     await send({"type": "http.response.start", "status": fault.status, "headers": headers})

@@ -24,7 +24,7 @@ from gateway.core import errors
 from gateway.core.ports import Calls
 from gateway.core.stored import LatestCalls, Settled
 from gateway.server.auth import Access
-from gateway.server.handling import ServerRules, accessed, wrapped
+from gateway.server.handling import ServerRules, access_of, json_handler
 from gateway.server.shown import call_json, totals_json
 
 logger = logging.getLogger("gateway")
@@ -119,7 +119,7 @@ class EventsApi:
 
     def paths(self) -> list[Path]:
         """Return the routes."""
-        return [Path("/api/events", wrapped(self._rules, self.events), methods=["GET"])]
+        return [Path("/api/events", json_handler(self._rules, self.events), methods=["GET"])]
 
     def _check_room(self, access: Access) -> None:
         if len(self._listeners) >= MOST_LISTENERS:
@@ -149,7 +149,7 @@ class EventsApi:
     async def _may_stay(self, request: Request, access: Access) -> bool:
         """Return True if the request still has the same access: its key may have been revoked since."""
         with contextlib.suppress(errors.GatewayError):
-            return await accessed(self._rules, request) == access
+            return await access_of(self._rules, request) == access
         return False
 
     async def _begin(self) -> None:

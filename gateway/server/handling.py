@@ -62,12 +62,12 @@ class StaticFile:
     tag: str
 
     @classmethod
-    def of(cls, body: bytes, kind: str) -> StaticFile:
+    def from_bytes(cls, body: bytes, kind: str) -> StaticFile:
         """Return a file with this content and media type."""
         return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str]) -> Response:
+def file_or_not_modified(request: Request, file: StaticFile, headers: Mapping[str, str]) -> Response:
     """Return the file, or 304 if the client already has it."""
     headers = {**headers, "etag": file.tag}
     known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
@@ -76,19 +76,19 @@ def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str])
     return Response(file.body, media_type=file.kind, headers=headers)
 
 
-def wrapped(rules: Callable[[], ServerRules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
+def json_handler(rules: Callable[[], ServerRules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
     """Return a handler that authenticates the caller, and encodes the result and errors as JSON."""
 
     async def handle(request: Request) -> Response:
         try:
-            return _response(await handler(request, await accessed(rules, request)))
+            return _response(await handler(request, await access_of(rules, request)))
         except errors.GatewayError as fault:
             return fault_response(fault)
 
     return handle
 
 
-async def accessed(rules: Callable[[], ServerRules], request: Request) -> Access:
+async def access_of(rules: Callable[[], ServerRules], request: Request) -> Access:
     """Return what the sender of a request to /api may see and change.
 
     Raises:
@@ -108,7 +108,7 @@ async def accessed(rules: Callable[[], ServerRules], request: Request) -> Access
 
 def fault_response(fault: errors.GatewayError) -> Response:
     """Return an error of the gateway on one of its own paths, in the format of OpenAI's API."""
-    headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
+    headers = {name.decode(): value.decode() for name, value in ours.error_headers(fault)}
     return Response(openai_errors.body(fault), fault.status, {**headers, **_NO_STORE}, "application/json")
 
 

@@ -42,7 +42,7 @@ SHOULD_RETRY: Final = b"x-should-retry"
 GATEWAY_REQUEST_ID: Final = b"x-gateway-request-id"
 
 #: the gateway's response headers and their descriptions; web pages of allowed origins may read them
-EXPOSED: Final[Mapping[str, str]] = {
+RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-gateway-request-id": (
         "key of `GET /api/calls/{request_id}`: the `x-request-id` of the request, or an id that the gateway made"
     ),
@@ -254,7 +254,7 @@ def _call_headers(charge: Charge | None, allowance: Allowance | None, stepped: A
     return headers
 
 
-def of_reply(reply: ClientResponse, request: str) -> Headers:
+def response_headers(reply: ClientResponse, request: str) -> Headers:
     """Return the gateway's headers of a response. They follow the provider's headers."""
     headers: Headers = [
         (GATEWAY_REQUEST_ID, request.encode()),
@@ -264,7 +264,7 @@ def of_reply(reply: ClientResponse, request: str) -> Headers:
         headers.append((b"x-session-id", reply.session.id.encode()))
         if reply.totals is not None:
             headers += _totals_headers(reply.totals)
-            headers.append((USAGE_FINAL, b"true" if reply.final else b"false"))
+            headers.append((USAGE_FINAL, b"true" if reply.is_final else b"false"))
     if reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
@@ -274,20 +274,20 @@ def of_reply(reply: ClientResponse, request: str) -> Headers:
     headers += _uncounted_headers(reply)
     if reply.mode is not None:
         headers.append((b"x-response-mode", reply.mode.encode()))
-    if reply.stepped is not None:
-        headers += _step_headers(reply.stepped)
+    if reply.active_step is not None:
+        headers += _step_headers(reply.active_step)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
-        headers += of_fault(reply.fault)
+        headers += error_headers(reply.fault)
     return headers
 
 
 def _uncounted_headers(reply: ClientResponse) -> Headers:
-    headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_unfitted else []
-    if reply.unseen:
-        headers.append((b"x-context-unseen", ",".join(reply.unseen).encode()))
-    if reply.is_unmetered:
+    headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_uncounted else []
+    if reply.at_provider:
+        headers.append((b"x-context-unseen", ",".join(reply.at_provider).encode()))
+    if reply.is_billed_later:
         headers.append((b"x-session-unmetered", b"true"))
     return headers
 
@@ -336,10 +336,10 @@ def _allowance_headers(allowance: Allowance) -> Headers:
     headers: Headers = []
     if allowance.limit_tokens is not None:
         headers.append((b"x-session-budget-limit-tokens", b"%d" % allowance.limit_tokens))
-        headers.append((b"x-session-budget-remaining-tokens", b"%d" % (allowance.left_tokens or 0)))
+        headers.append((b"x-session-budget-remaining-tokens", b"%d" % (allowance.remaining_tokens or 0)))
     if allowance.limit_usd is not None:
         headers.append((b"x-session-budget-limit-usd", allowance.limit_usd.encode()))
-        headers.append((b"x-session-budget-remaining-usd", (allowance.left_usd or "0").encode()))
+        headers.append((b"x-session-budget-remaining-usd", (allowance.remaining_usd or "0").encode()))
     if allowance.warning is not None:
         headers.append((b"x-session-budget-warning", f"{allowance.warning:.4f}".encode()))
     return headers
@@ -351,7 +351,7 @@ def _step_headers(stepped: ActiveStep) -> Headers:
     step = stepped.step
     if step is not None:
         headers.append((b"x-session-step", step.name.encode()))
-        if (place := stepped.agent.place(stepped.state)) is not None:
+        if (place := stepped.agent.finished_entries(stepped.state)) is not None:
             headers.append((b"x-session-sequence-index", b"%d" % place))
     if stepped.stray:
         # The model can choose any name, so it may contain other characters than ASCII.
@@ -360,7 +360,7 @@ def _step_headers(stepped: ActiveStep) -> Headers:
     return headers
 
 
-def of_fault(fault: GatewayError) -> Headers:
+def error_headers(fault: GatewayError) -> Headers:
     """Return the headers about retries: whether a client should retry, and when."""
     headers: Headers = [(SHOULD_RETRY, b"true" if fault.retry else b"false")]
     if fault.retry_after is not None:

@@ -17,7 +17,7 @@ from gateway.core.ports import Store
 from gateway.core.times import time_text
 from gateway.core.values import dataclass
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import ServerRules, wrapped
+from gateway.server.handling import ServerRules, json_handler
 from gateway.server.unrecorded import UnrecordedRefusal
 
 State = Literal["ok", "failing", "left_alone", "not_called", "no_key"]
@@ -87,7 +87,7 @@ class HealthApi:
 
     def paths(self) -> list[Path]:
         """Return the routes."""
-        return [Path("/api/health", wrapped(self._rules, self.health), methods=["GET"])]
+        return [Path("/api/health", json_handler(self._rules, self.health), methods=["GET"])]
 
     async def health(self, request: Request, access: Access) -> Any:
         """GET /api/health."""

@@ -60,7 +60,7 @@ class KeyRing:
         """Return the keys of the last read."""
         return self._keys
 
-    async def begin(self) -> None:
+    async def load(self) -> None:
         """Read the keys before the first call, so that they are known if the store becomes unavailable."""
         try:
             await self.ready()

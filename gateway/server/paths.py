@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
-from gateway.call.routing import form_naming
+from gateway.call.routing import form_with_model
 from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.fields import read_fields, string_field, write_fields
@@ -75,7 +75,7 @@ class PathRequest(NamedTuple):
         if self.deployment is None or not _WITH_MODEL.fullmatch(self.path):
             return body
         if body.startswith(b"--"):
-            return form_naming(self.deployment, body)
+            return form_with_model(self.deployment, body)
         if not body.lstrip().startswith(b"{"):
             return body
         fields = read_fields(body)

@@ -108,7 +108,7 @@ def bind(host: str, port: int, *, write_timeout_s: float = 0.0) -> socket.socket
     return listener
 
 
-def stop_without_parent() -> None:
+def stop_with_supervisor() -> None:
     """Stop this worker, with its calls, when its supervisor is gone.
 
     Otherwise no process would reload, replace or stop the worker, and it would keep the port. Call this in the event

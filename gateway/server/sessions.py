@@ -39,7 +39,7 @@ from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Handler, ServerRules, wrapped
+from gateway.server.handling import Handler, ServerRules, json_handler
 from gateway.server.shown import (
     call_json,
     limits_json,
@@ -103,7 +103,7 @@ class SessionsApi:
         ]
 
     def _wrap(self, handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
-        return wrapped(self._rules, handler)
+        return json_handler(self._rules, handler)
 
     async def list(self, request: Request, access: Access) -> Any:
         """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name."""
@@ -151,7 +151,7 @@ class SessionsApi:
             )
         if "active_step" not in asked and len(asked) > 1:
             raise errors.InvalidRequest('"agent" and "sequence_index" need "active_step". Name the step as well.')
-        limits = decided_limits(asked["budget"]) if "budget" in asked else None
+        limits = parse_limits(asked["budget"]) if "budget" in asked else None
         setting = setting_of(asked, self._rules().agents) if "active_step" in asked else None
         if "budget" in asked:
             await self._store.decide(key.account, limits)
@@ -324,7 +324,7 @@ async def rows_of(
     except errors.StoreDamaged:
         rows = []
         for view in views:
-            with unread.passed_over(f"{view.key.namespace}/{view.key.id}"):
+            with unread.skip_damaged(f"{view.key.namespace}/{view.key.id}"):
                 (balance,) = await balances_of(store, [view.key], policy)
                 rows.append(session_json(view, access, balance, has_modes=policy.modes))
         return rows
@@ -339,7 +339,7 @@ async def balances_of(store: Ledger, sessions: Sequence[SessionKey], policy: Bud
     return await store.balances([Claim(key.account, policy.session) for key in sessions])
 
 
-def decided_limits(asked: Any) -> Mapping[Dimension, int | None] | None:
+def parse_limits(asked: Any) -> Mapping[Dimension, int | None] | None:
     """Return the limits to set for one session, or None for `"default"`: the configured limits.
 
     A limit is a number, or null for no limit.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.config.model_catalog import Catalog, is_wanted
 from gateway.context.inspector import context_json
-from gateway.core.counting.context import NO_WEIGHT
+from gateway.core.counting.context import NO_RESULTS
 from gateway.core.ledger.arithmetic import Balance, Limits
 from gateway.core.ledger.charging import remaining_fraction
 from gateway.core.ledger.refusals import usd
@@ -53,7 +53,7 @@ def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict
     results = context.tool_weights if context is not None else {}
     tools = {}
     for name in sorted({*calls, *results}, key=lambda name: (-calls.get(name, 0), name)):
-        result = results.get(name, NO_WEIGHT)
+        result = results.get(name, NO_RESULTS)
         tools[name] = {"calls": calls.get(name, 0), "result_tokens": result.tokens, "results": result.results}
     return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": tools}
 

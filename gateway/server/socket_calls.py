@@ -118,8 +118,8 @@ class SocketCall:
 
     async def _send(self, message: str) -> None:
         """Remember the response, then send the message: the client may continue from it at once."""
-        if self._frames.told is not None:
-            self._remember(self._frames.told)
+        if self._frames.continuable_turn is not None:
+            self._remember(self._frames.continuable_turn)
         await self._say(message)
 
     def _add_totals(self, comment: Mapping[str, str]) -> None:
@@ -140,7 +140,7 @@ class SocketCall:
                 fault = UpstreamProtocolError("The response broke off before its last event.")
                 await self._send(error_frame(fault, self._headers[_REQUEST_ID], self._lane))
         elif is_success(self._status):
-            await self._send(self._frames.whole(bytes(self._body_parts), self._headers))
+            await self._send(self._frames.complete_message(bytes(self._body_parts), self._headers))
         elif self._status:
             await self._send(error_message(self._status, bytes(self._body_parts), self._headers, self._lane))
 
@@ -161,7 +161,7 @@ def _without_websocket_versions(value: bytes) -> bytes:
 
 def error_frame(fault: GatewayError, request_id: str, lane: str | None) -> str:
     """Return the message for an error of the gateway, with the request id and the headers about retries."""
-    headers = {name.decode(): value.decode("latin-1") for name, value in ours.of_fault(fault)}
+    headers = {name.decode(): value.decode("latin-1") for name, value in ours.error_headers(fault)}
     return fault_message(fault, {_REQUEST_ID: request_id, **headers}, lane)
 
 

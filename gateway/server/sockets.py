@@ -23,10 +23,10 @@ from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, Socke
 from gateway.core.http.headers import EVENTS
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
-from gateway.dialects.responses_frames import CreateFrame, EarlierTurn, read_create, warmed_up
+from gateway.dialects.responses_frames import CreateFrame, EarlierTurn, read_create, warm_up_messages
 from gateway.server import headers as ours
 from gateway.server.body import BodyMemory
-from gateway.server.endpoints import SOCKET_PATH, Forwarder, Receive, Scope, Send, as_fault, send_fault
+from gateway.server.endpoints import SOCKET_PATH, Forwarder, Receive, Scope, Send, error_for_client, send_error
 from gateway.server.protocol import SOCKET_STOPS
 from gateway.server.socket_calls import SocketCall, call_headers, error_frame
 
@@ -83,9 +83,9 @@ class Sockets:
         request_id = ours.request_id(scope["headers"]) or self._new_id()
         try:
             await self._forwarder().check_socket(scope, self._open - 1)
-        except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
-            await send_fault(
-                _as_http_response(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id
+        except Exception as error:  # noqa: BLE001  # `error_for_client` logs bugs
+            await send_error(
+                _as_http_response(send), endpoint("GET", SOCKET_PATH), error_for_client(error, request_id), request_id
             )
             return False
         await send({"type": "websocket.accept", "headers": [(ours.GATEWAY_REQUEST_ID, request_id.encode())]})
@@ -185,7 +185,7 @@ class _Socket:
         name = create.lane or ""
         lane = self._lanes.pop(name, None)
         if lane is None:
-            self._make_room(create.previous)
+            self._make_room(create.previous_response_id)
             lane = _Lane(self._forwarder().memory(lasting=True))
         self._lanes[name] = lane
         if len(lane.waiting) >= _MOST_WAITING:
@@ -223,19 +223,19 @@ class _Socket:
                 if self._ending is not None:
                     raise self._ending[0]
                 await self._respond(create, lane)
-            except Exception as error:  # noqa: BLE001  # `as_fault` logs bugs
+            except Exception as error:  # noqa: BLE001  # `error_for_client` logs bugs
                 request_id = self._new_id()
-                await self.say(error_frame(as_fault(error, request_id), request_id, create.lane))
+                await self.say(error_frame(error_for_client(error, request_id), request_id, create.lane))
             finally:
                 memory.release()
         lane.task = None
         self._close_if_idle()
 
     async def _respond(self, create: CreateFrame, lane: _Lane) -> None:
-        earlier = self._remembered(create.previous)
+        earlier = self._remembered(create.previous_response_id)
         if not create.generates:
             await self._forwarder().check_socket(self._scope, 0)
-            messages, new = warmed_up(create, earlier, f"resp_{self._new_id()}", time.time())
+            messages, new = warm_up_messages(create, earlier, f"resp_{self._new_id()}", time.time())
             self._remember(lane, new)
             for message in messages:
                 await self.say(message)

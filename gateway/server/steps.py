@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.call.observers import tell_step
+from gateway.call.observers import notify_step
 from gateway.core import errors
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Sessions
@@ -34,7 +34,7 @@ def _step_state_json(state: StepState, agent: Agent | None) -> dict[str, Any]:
     return {
         "active_step": state.active,
         "description": step.description if step is not None else None,
-        "sequence_index": agent.place(state) if agent is not None else None,
+        "sequence_index": agent.finished_entries(state) if agent is not None else None,
         "sequence": [list(entry) for entry in step.sequence] if step is not None else [],
         "due": list(due) if due is not None else None,
         "is_set": state.is_set,
@@ -52,11 +52,11 @@ def step_of(state: SessionState, agents: Mapping[str, Agent], route: Route, agen
     if agent is None:
         return None
     present = state.steps.get(agent.name, _INITIAL)
-    return agent.step(present if agent.reads_facts else agent.entered(present, ConditionFacts()))
+    return agent.step(present if agent.reads_facts else agent.with_active_step(present, ConditionFacts()))
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StepSetting:
     """A step that is set manually for an agent of a session. `step`: None for the step that the conditions select."""
 
     agent: Agent
@@ -64,7 +64,7 @@ class Setting:
     index: int
 
 
-def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting:
+def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> StepSetting:
     """Return the step that a change of a session sets.
 
     Raises:
@@ -90,11 +90,11 @@ def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting
             f'"sequence_index" is the number of completed entries of the step\'s sequence. {allowed}.',
             param="sequence_index",
         )
-    return Setting(agent, step.name if step is not None else None, index)
+    return StepSetting(agent, step.name if step is not None else None, index)
 
 
 async def set_step(
-    store: Sessions, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
+    store: Sessions, key: SessionKey, setting: StepSetting, observers: Sequence[Observer], at: float
 ) -> SessionState:
     """Set the step of a session and notify the observers. `at`: Unix time in seconds. Return the new state."""
     agent, before = setting.agent, _INITIAL
@@ -105,5 +105,5 @@ async def set_step(
         return state.with_step(agent.name, agent.set(before, setting.step, setting.index))
 
     changed = await store.update(key, change)
-    tell_step([observer.stepped for observer in observers], key, agent, (before, changed.steps[agent.name]), at=at)
+    notify_step([observer.stepped for observer in observers], key, agent, (before, changed.steps[agent.name]), at=at)
     return changed

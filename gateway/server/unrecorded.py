@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.call.observers import tell
+from gateway.call.observers import notify
 from gateway.core.bounded import BoundedDict
 from gateway.core.errors import (
     GatewayError,
@@ -102,7 +102,7 @@ class UnrecordedRefusals(Observer):
             error=CallError.of(fault),
         )
         self._keep(record)
-        tell(self._refusal_listeners, record)
+        notify(self._refusal_listeners, record)
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """Keep a refused call that has no record, see `Observer.record`."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.call.observers import tell_step
+from gateway.call.observers import notify_step
 from gateway.call.recent_models import RecentModels
 from gateway.call.state import CallState
 from gateway.call.types import ActiveStep, PlanRequest
@@ -30,23 +30,23 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, RecordRefused, Sessions
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import Places, SessionState, moved
+from gateway.core.session import Places, SessionState, with_agent_step
 from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.reasoning import has_thinking, referenced_tools
-from gateway.dialects.texts import as_name
+from gateway.dialects.texts import safe_name
 from gateway.dialects.tool_changes import changes_tools, refuses_changes
 from gateway.dialects.tool_restriction import (
     UNRESTRICTED,
     RestrictionSupport,
     ToolRestriction,
+    accepts_forced,
     offering_all,
     restricted,
-    takes_forced,
 )
-from gateway.dialects.tools import ToolOffer, offer_of
+from gateway.dialects.tools import ToolOffer, read_offer
 from gateway.steps.last_user_message import NewestMessages
 
 _AT_START: Final = StepState()
@@ -136,14 +136,14 @@ class Steps:
             return
         facts = await self._facts_of(agent, state, call)
         at = state.context.remembered.state.steps.get(agent.name, _AT_START)
-        place = agent.entered(at, facts)
+        place = agent.with_active_step(at, facts)
         if place is not at:
             place = await self._enter(state, session, agent, facts, place)
         active = state.steps.active = ActiveStep(agent, facts, place)
         step = state.steps.step = agent.step(place)
         if step is None or step.enforce == "observe":
             return
-        offer = offer_of(call.fields, incoming.endpoint.wire)
+        offer = read_offer(call.fields, incoming.endpoint.wire)
         if offer is None:
             return
         if offer.mode == "none" or asks_for_compaction(call.fields, incoming.endpoint.wire):
@@ -164,7 +164,7 @@ class Steps:
         def change(kept: SessionState) -> SessionState:
             nonlocal before, entered
             before = kept.steps.get(agent.name, _AT_START)
-            entered = agent.entered(before, facts)
+            entered = agent.with_active_step(before, facts)
             return kept if entered == before else kept.with_step(agent.name, entered)
 
         try:
@@ -252,7 +252,7 @@ class Steps:
         return RestrictionSupport(
             self._providers[route.provider].allowed_tools
             and not _is_refused(route, active.refused_choice, self._no_choice),
-            takes_forced(family, offer) and not _is_refused(route, active.refused_force, self._no_force),
+            accepts_forced(family, offer) and not _is_refused(route, active.refused_force, self._no_force),
             _ever_callable(active.agent, offer) | referenced if is_bound else None,
             referenced,
             allowed,
@@ -276,7 +276,7 @@ class Steps:
         """Return the restriction that offers withdrawn tools again, for a request that no step restricts."""
         wire = state.incoming.endpoint.wire
         with contextlib.suppress(InvalidRequest):
-            offer = offer_of(call.fields, wire) if wire is not None else None
+            offer = read_offer(call.fields, wire) if wire is not None else None
             if offer is not None:
                 family, messages = (
                     self._planner.family(state.routing.route, offer.wire),
@@ -313,7 +313,7 @@ class Steps:
         self.restrict(state)
         return True
 
-    def taken(self, state: CallState) -> None:
+    def accepted(self, state: CallState) -> None:
         """Remember the restriction that the model refused, now that it has accepted the call without it.
 
         Only this shows that the restriction was the reason for the refusal.
@@ -332,7 +332,7 @@ class Steps:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def going(self, state: CallState, record: CallRecord) -> Going | None:
+    def transition(self, state: CallState, record: CallRecord) -> StepTransition | None:
         """Return the step transition caused by the response's tool calls, or None.
 
         None if the response calls no tools or was truncated, so that its tool calls will not be run. Also None if the
@@ -346,13 +346,13 @@ class Steps:
         if state.settlement.is_unheard:
             state.notes["step"] = _UNHEARD
             return None
-        going = Going(active, _offered_names(state, active, record.tools), record)
+        going = StepTransition(active, _offered_names(state, active, record.tools), record)
         if self._is_unavailable():
-            self.unkept(state, going)
+            self.apply_unstored(state, going)
             return None
         return going
 
-    def gone(self, state: CallState, going: Going) -> CallRecord:
+    def accept_transition(self, state: CallState, going: StepTransition) -> CallRecord:
         """Accept the transition that was stored with the record, notify observers, and return the record."""
         active, session, used = going.stepped, state.session, going.used
         active.state, active.stray = used.state, used.stray
@@ -360,7 +360,7 @@ class Steps:
             self._tell(session, active.agent, going.at, used.state, going.tools)
         return going.record
 
-    def unkept(self, state: CallState, going: Going, error: StoreUnavailable | None = None) -> None:
+    def apply_unstored(self, state: CallState, going: StepTransition, error: StoreUnavailable | None = None) -> None:
         """Apply the transition to the position that this call knows, after it could not be stored.
 
         The position in the steps is guidance, so its loss is no reason to fail the call.
@@ -368,17 +368,17 @@ class Steps:
         `error`: why it was not stored; None: the store is known to be unavailable.
         """
         active = going.stepped
-        active.state, active.stray = active.agent.used(active.state, going.tools, active.facts)
+        active.state, active.stray = active.agent.after_tools(active.state, going.tools, active.facts)
         state.notes |= {"step": _reason_not_stored(error), **_stray_note(active.stray)}
 
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
     ) -> None:
         if self._listeners:
-            tell_step(self._listeners, session, agent, (before, after), at=self._wall(), tools=tools)
+            notify_step(self._listeners, session, agent, (before, after), at=self._wall(), tools=tools)
 
 
-class Going:
+class StepTransition:
     """A step transition, applied by the store to the stored position when it writes the record (`Ending`).
 
     The store may apply it several times. The attributes are those of the last time.
@@ -402,9 +402,9 @@ class Going:
         """Return the positions after the transition, and the record to write."""
         agent, plain = self.stepped.agent, self._plain
         at = self.at = places.get(agent.name, _AT_START)
-        used = self.used = agent.used(at, self.tools, self.stepped.facts)
+        used = self.used = agent.after_tools(at, self.tools, self.stepped.facts)
         self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
-        return places if used.state == at else moved(places, agent.name, used.state), self.record
+        return places if used.state == at else with_agent_step(places, agent.name, used.state), self.record
 
 
 def _is_bound(family: TokenizerFamily, offer: ToolOffer, messages: bytes) -> bool:
@@ -424,7 +424,10 @@ def _ever_callable(agent: Agent, offer: ToolOffer) -> frozenset[str]:
 
 def _note_limits(state: CallState, active: ActiveStep, support: RestrictionSupport) -> None:
     """Note in the record which restrictions of the step the request could not state, and why."""
-    beyond, is_forced = state.steps.restriction.beyond, active.offer is not None and active.offer.mode == "required"
+    beyond, is_forced = (
+        state.steps.restriction.still_offered,
+        active.offer is not None and active.offer.mode == "required",
+    )
     reason = _BOUND if support.listed is not None else _REFERRED
     for name, note in (
         ("step_tools", f"offered although not due or not allowed: {_list(beyond)}; {reason}" if beyond else None),
@@ -448,14 +451,14 @@ def _offered_names(state: CallState, active: ActiveStep, tools: Sequence[str]) -
     call, wire, offer = state.call, state.incoming.endpoint.wire, active.offer
     if offer is None and call is not None and wire is not None:
         with contextlib.suppress(InvalidRequest):
-            offer = offer_of(call.fields, wire)
+            offer = read_offer(call.fields, wire)
     if offer is None:
         return tools
-    sets = state.response.parsed.sets if state.response.parsed is not None else ()
+    sets = state.response.parsed.tool_sets if state.response.parsed is not None else ()
     if not any(sets) and all(map(offer.names.__contains__, tools)):
         return tools
-    # `as_name`, because clients may choose any name for a set of tools.
-    return [as_name(offer.known_as(tool, tool_set)) for tool, tool_set in zip_longest(tools, sets[: len(tools)])]
+    # `safe_name`, because clients may choose any name for a set of tools.
+    return [safe_name(offer.offered_name(tool, tool_set)) for tool, tool_set in zip_longest(tools, sets[: len(tools)])]
 
 
 def _restrict_offer(

@@ -47,20 +47,20 @@ class NewestMessages:
         """Return the bytes that `of` may have to read."""
         if contents.array is None:
             return len(bytes(contents.fields[ITEMS[contents.wire]]))
-        prefix = contents.start.keys if contents.start is not None else ()
+        prefix = contents.cached_prefix.keys if contents.cached_prefix is not None else ()
         is_known = not prefix or _key(prefix) in self._known
-        return sum(map(len, contents.fresh if is_known else contents.messages or ()))
+        return sum(map(len, contents.new_messages if is_known else contents.messages or ()))
 
     def of(self, contents: Contents) -> str | None:
         """Return the text of the last user message, only its end if it is long; None if there is no user message."""
         if contents.array is None:
             value = decode(contents.fields[ITEMS[contents.wire]])
             return value[-_CHARACTERS:] if isinstance(value, str) else None
-        last, before = contents.fresh[-1:], contents.fresh[:-1]
+        last, before = contents.new_messages[-1:], contents.new_messages[:-1]
         text = _newest(last)
         if text is None:
             text = _newest(before)
-            prefix = contents.start.keys if contents.start is not None else ()
+            prefix = contents.cached_prefix.keys if contents.cached_prefix is not None else ()
             if text is None and prefix:
                 text = self._in_prefix(contents, prefix)
             if is_worth_keeping(contents.array):

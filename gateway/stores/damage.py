@@ -33,12 +33,12 @@ _UNREAD_HOLD: Final = (
     "the version that wrote it runs on this store"
 )
 #: the remedy in errors about damage
-MENDING: Final = "Trying again does not help: an operator has to repair it, or to delete the session"
+REPAIR: Final = "Trying again does not help: an operator has to repair it, or to delete the session"
 
 
 def unreadable(account: str, store: str) -> str:
     """Return the message for an account that cannot be read. Treating it as empty would lift its budget."""
-    return f"The account {account} in the store {store} cannot be read, so no call can be charged to it. {MENDING}."
+    return f"The account {account} in the store {store} cannot be read, so no call can be charged to it. {REPAIR}."
 
 
 class Refusing:
@@ -129,7 +129,7 @@ class UnreadSessions(_Unread):
     """Log sessions that cannot be read: lists and clean-up skip them."""
 
     @contextlib.contextmanager
-    def passed_over(self, session: str) -> Iterator[None]:
+    def skip_damaged(self, session: str) -> Iterator[None]:
         """Log and skip a session in this context if it, or what belongs to it, cannot be read."""
         try:
             yield

@@ -56,7 +56,7 @@ class Journal:
         self._aside: tuple[int, Path] | None = None
         self._notes: tuple[int, Path] | None = None
 
-    def obstacle(self) -> str | None:
+    def write_warning(self) -> str | None:
         """Return a warning if the journal cannot be written, with the remedy; None if no obstacle is visible yet."""
         existing = next(path for path in (self._folder, *self._folder.parents) if os.path.exists(path))  # noqa: PTH110
         if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -69,7 +69,7 @@ class Journal:
             "folder"
         )
 
-    def elsewhere(self) -> str | None:
+    def other_stores_warning(self) -> str | None:
         """Return a warning if calls wait in the folders of other stores, with the remedy; None if there are none.
 
         They may belong to this store under a former address. Then no worker would read them.

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.core.bounded import BoundedDict
 from gateway.core.context_budget import LengthLimit
-from gateway.core.counting.calibration import KEPT, Residual, is_telling, residuals_from
+from gateway.core.counting.calibration import MAX_RESIDUALS, Residual, is_plausible, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Lessons, Observer
@@ -98,14 +98,14 @@ class Learner(Observer):
         self._new_limits: dict[str, _ReportedLimit] = {}
         self._writing: asyncio.Task[None] | None = None
 
-    async def taught(self, key: str) -> Taught:
+    async def lessons(self, key: str) -> Taught:
         """Return what earlier calls taught under a calibration key."""
         lessons = []
         for name in (_OFFSETS + key, _SURPRISES + key, _FRAMES + key):
             kept = self._kept.get(name)
             known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
             new, numbers = self._new_numbers.get(name), known if isinstance(known, tuple) else ()
-            lessons.append((*numbers, *new)[-KEPT:] if new else numbers)
+            lessons.append((*numbers, *new)[-MAX_RESIDUALS:] if new else numbers)
         return Taught(*lessons)
 
     async def limit(self, provider: str, model: str) -> LengthLimit | None:
@@ -139,7 +139,7 @@ class Learner(Observer):
         """See `Observer.record`: learn from the difference between reported and estimated tokens."""
         del totals, left
         tokens, context = call.request_tokens, call.context
-        if context is not None and not is_telling(tokens, context.estimate + context.kept, context.key):
+        if context is not None and not is_plausible(tokens, context.estimate + context.kept, context.key):
             return
         if tokens:
             self._refute(call.provider, call.model, tokens)
@@ -147,8 +147,8 @@ class Learner(Observer):
             return
         last, surprise = context.reported(tokens), context.surprise(tokens)
         self.report(last.key, Residual(last.residual, context.estimate))
-        if last.over:
-            self._add(_FRAMES + last.key, Residual(last.added, last.over))
+        if last.frame_changes:
+            self._add(_FRAMES + last.key, Residual(last.added, last.frame_changes))
         if surprise is not None:
             self._add(_SURPRISES + last.key, Residual(surprise, context.estimate))
 
@@ -166,7 +166,7 @@ class Learner(Observer):
 
     def _add(self, key: str, number: Residual) -> None:
         if len(self._new_numbers) < _MOST_KEYS or key in self._new_numbers:
-            self._new_numbers[key] = [*self._new_numbers.get(key, ()), number][-KEPT:]
+            self._new_numbers[key] = [*self._new_numbers.get(key, ()), number][-MAX_RESIDUALS:]
             self._write_soon()
 
     def report_limit(self, provider: str, model: str, limit: LengthLimit) -> None:
@@ -209,7 +209,7 @@ class Learner(Observer):
         """Queue lessons again, before newer ones."""
         for name in names:
             if name in numbers:
-                self._new_numbers[name] = [*numbers[name], *self._new_numbers.get(name, ())][-KEPT:]
+                self._new_numbers[name] = [*numbers[name], *self._new_numbers.get(name, ())][-MAX_RESIDUALS:]
             else:
                 model = name.removeprefix(_LIMIT)
                 self._new_limits.setdefault(model, limits[model])
@@ -225,7 +225,7 @@ class Learner(Observer):
 
 def _add_numbers(new: list[Residual]) -> Lesson:
     def lesson(known: bytes | None) -> bytes:
-        return msgspec.json.encode((*residuals_from(_decode(known)), *new)[-KEPT:])
+        return msgspec.json.encode((*residuals_from(_decode(known)), *new)[-MAX_RESIDUALS:])
 
     return lesson
 

@@ -26,8 +26,8 @@ logger = logging.getLogger("gateway")
 
 #: Seconds, and tokens of a fast stream, after which its progress is saved. A crash loses output after the last save.
 TICK_S: Final = 1.0
-NOTE_TOKENS: Final = 256
-#: Bytes of a response between two checks for `NOTE_TOKENS`: even as plain text, these are no more than so many tokens.
+SAVE_TOKENS: Final = 256
+#: Bytes of a response between two checks for `SAVE_TOKENS`: even as plain text, these are no more than so many tokens.
 _NOTE_BYTES: Final = 1_024
 #: share of a lease after which it is renewed
 _RENEW_AT: Final = 0.33
@@ -41,7 +41,7 @@ _SOON_USED: Final = 1_024
 
 #: Least and most bytes of a stream between two checks of its hold. The most are a few hundred tokens with one token per
 #: event, and a few thousand tokens with long events.
-LOOK_BYTES: Final = 2 * 1024
+CHECK_BYTES: Final = 2 * 1024
 _MOST_LOOK_BYTES: Final = 16 * 1024
 
 
@@ -53,37 +53,37 @@ class Lease:
         lease_s: seconds from a renewal to the end of the lease, also in the store. A reload changes only later leases.
         tokens: output tokens that are held so far.
         step: units (see `Hold`) by which the hold is extended when it is nearly used up; 0: never.
-        most: output tokens at which the response has to end, for a hold that is never extended; None: no end.
-        answers: responses that the call asks for. A unit is one token of each.
+        end_tokens: output tokens at which the response has to end, for a hold that is never extended; None: no end.
+        responses: responses that the call asks for. A unit is one token of each.
         delivered: returns the output tokens received so far.
         pending: returns the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
         opened: the hold as it was or will be taken, once known.
-        taken: called with the grant when a pending hold was taken.
+        on_taken: called with the grant when a pending hold was taken.
         is_over: the hold is used up and cannot be extended, so the response has to end.
-        look_bytes: bytes of the response until the hold is checked again.
+        check_bytes: bytes of the response until the hold is checked again.
     """
 
     id: str
     lease_s: float
     tokens: int
     step: int = 0
-    answers: int = 1
-    most: int | None = None
+    responses: int = 1
+    end_tokens: int | None = None
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
     opened: OpenHold | None = None
-    taken: Callable[[Granted], None] = field(default=lambda _: None)
+    on_taken: Callable[[Granted], None] = field(default=lambda _: None)
     is_over: bool = False
-    look_bytes: int = LOOK_BYTES
+    check_bytes: int = CHECK_BYTES
     #: bytes of the response at the last check of the hold
-    looked_at: int = 0
+    checked_at: int = 0
     #: monotonic seconds of the last renewal, and output tokens that the store knows
     renewed_at: float = 0.0
-    noted: int = 0
+    saved_tokens: int = 0
     #: output tokens that the journal knows; None: the call is not in the journal
     journaled: int | None = None
     #: bytes of the response at which to check whether its tokens have to be saved
-    note_at: int = _NOTE_BYTES
+    save_at: int = _NOTE_BYTES
 
     @property
     def is_known(self) -> bool:
@@ -93,14 +93,14 @@ class Lease:
     @property
     def is_bounded(self) -> bool:
         """Return True if the response has to end when it exceeds its hold."""
-        return self.step > 0 or self.most is not None
+        return self.step > 0 or self.end_tokens is not None
 
     @property
     def end(self) -> int:
         """Return the output tokens at which the response has to end if the hold is not extended."""
-        return self.tokens if self.most is None else self.most
+        return self.tokens if self.end_tokens is None else self.end_tokens
 
-    def looked(self, come: int, delivered: int) -> None:
+    def schedule_check(self, come: int, delivered: int) -> None:
         """Set when to check the hold next: before half of the remaining tokens come, at the bytes per token so far.
 
         Args:
@@ -108,8 +108,8 @@ class Lease:
             delivered: its tokens.
         """
         left = self.end - delivered
-        self.looked_at = come
-        self.look_bytes = min(_MOST_LOOK_BYTES, max(LOOK_BYTES, left * come // max(1, 2 * delivered)))
+        self.checked_at = come
+        self.check_bytes = min(_MOST_LOOK_BYTES, max(CHECK_BYTES, left * come // max(1, 2 * delivered)))
 
     def end_at(self, delivered: int) -> None:
         """Mark the response as over if it has used up its hold."""
@@ -125,7 +125,7 @@ class Leases:
         lease_s: see `Lease`; of holds that are taken from now on.
         is_unavailable: returns True while the store is known to be unavailable.
         away: called with the error when the store turns out to be unavailable.
-        note: writes the records to settle if this worker dies. They replace those that it wrote last.
+        save_progress: writes the records to settle if this worker dies. They replace those that it wrote last.
         tick_s: seconds between two saves of the progress of streams.
         sweep_s: seconds between two searches for holds of ended workers.
     """
@@ -259,7 +259,7 @@ class Leases:
         for hold_id, tokens in noted.items():
             lease = self._open.get(hold_id)
             if lease is not None and hold_id not in unsaved:
-                lease.noted, lease.renewed_at = tokens, now
+                lease.saved_tokens, lease.renewed_at = tokens, now
 
     async def _charge_so_far(self, lease: Lease, delivered: int) -> bool:
         """Charge a running call for its tokens so far; return False if the store refuses that."""
@@ -273,14 +273,14 @@ class Leases:
             return False
         return True
 
-    async def look(self, lease: Lease) -> None:
+    async def check(self, lease: Lease) -> None:
         """Extend a hold now if the response is about to use it up.
 
         While the store is unavailable, no hold can be extended, so the response ends where its hold ends.
         """
         delivered = lease.delivered()
-        if lease.most is not None:
-            lease.is_over = delivered > lease.most
+        if lease.end_tokens is not None:
+            lease.is_over = delivered > lease.end_tokens
             return
         if not self._is_unavailable():
             try:
@@ -307,17 +307,17 @@ class Leases:
             if isinstance(outcome, Refused):
                 return False
             lease.pending = None
-            lease.taken(outcome)
+            lease.on_taken(outcome)
         return True
 
-    async def note(self, lease: Lease, come: int) -> None:
+    async def save_progress(self, lease: Lease, come: int) -> None:
         """Save the tokens of a response before a part is sent, if it is the first part or many tokens are unsaved.
 
         `come`: bytes of the response, including this part.
         """
-        lease.note_at = come + _NOTE_BYTES
+        lease.save_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if lease.is_known and delivered - max(lease.noted, lease.journaled or 0) < NOTE_TOKENS:
+        if lease.is_known and delivered - max(lease.saved_tokens, lease.journaled or 0) < SAVE_TOKENS:
             return
         if lease.pending is None and not self._is_unavailable():
             try:
@@ -347,7 +347,7 @@ class Leases:
         """Return True if the store does not know the tokens of a call. A call that has just begun may end soon."""
         delivered = lease.delivered()
         if lease.pending is None:
-            return delivered != lease.noted
+            return delivered != lease.saved_tokens
         return delivered > 0 or lease.is_known or now - lease.renewed_at >= self._tick_s
 
     def _tokens_to_save(self, lease: Lease, now: float) -> int | None:
@@ -356,20 +356,22 @@ class Leases:
             return None
         delivered = lease.delivered()
         is_due = now - lease.renewed_at > lease.lease_s * _RENEW_AT
-        return delivered if delivered != lease.noted or is_due else None
+        return delivered if delivered != lease.saved_tokens or is_due else None
 
     async def _extend(self, lease: Lease, delivered: int) -> None:
         """Extend a hold of which little is left, to one step beyond the tokens delivered so far."""
         if lease.tokens - delivered >= _SOON_USED:
             return
         missing = delivered - lease.tokens
-        asked = lease.step + max(0, math.ceil(missing / lease.answers))
+        asked = lease.step + max(0, math.ceil(missing / lease.responses))
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
-            lease.tokens += granted.units * lease.answers
+            lease.tokens += granted.units * lease.responses
         elif lease.opened is not None:
             # The call was charged as orphaned and cannot get a hold again. It may use what its budgets have left.
-            lease.tokens = max(lease.tokens, lease.noted + await self._room(lease.opened.hold, asked) * lease.answers)
+            lease.tokens = max(
+                lease.tokens, lease.saved_tokens + await self._room(lease.opened.hold, asked) * lease.responses
+            )
         lease.end_at(delivered)
 
     async def _room(self, hold: Hold, units: int) -> int:

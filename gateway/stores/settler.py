@@ -16,7 +16,7 @@ from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import CallClosing, Ending
+from gateway.core.stored import CallEnd, StepEnding
 from gateway.core.usage import Totals
 from gateway.stores.journal import REMEDY, Journal, Left
 
@@ -62,7 +62,7 @@ class Settler:
         self.is_open = is_open
         self._most_waiting = most_waiting
         #: called when the store is available again
-        self.on_return: Callable[[], None] = lambda: None
+        self.on_available: Callable[[], None] = lambda: None
         self._store = store
         self._journal = journal
         self._waiting: deque[CallRecord] = deque()
@@ -94,7 +94,7 @@ class Settler:
         Log a warning if the journal cannot be written, or if journals wait in folders that no worker reads.
         """
         if self._journal is not None:
-            for warning in (self._journal.obstacle(), self._journal.elsewhere()):
+            for warning in (self._journal.write_warning(), self._journal.other_stores_warning()):
                 if warning is not None:
                     logger.warning(warning)
             self._recovery = asyncio.create_task(self._recover_regularly())
@@ -120,7 +120,7 @@ class Settler:
                 f"The store is unavailable. Ended calls that wait for it: {len(self._waiting)}. Try again shortly."
             )
 
-    def away(self, error: StoreUnavailable) -> None:
+    def mark_unavailable(self, error: StoreUnavailable) -> None:
         """Mark the store as unavailable after an error: until it is available again, no call waits for it.
 
         Damage is only logged, as the store still works for other calls.
@@ -155,7 +155,7 @@ class Settler:
         closing = await self.close(record, ())
         return closing.totals if closing is not None else None
 
-    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing | None:
+    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd | None:
         """Settle a call like `settle`, and also return the balances of these accounts after it."""
         if self._is_unavailable and not self._is_returning:
             await self._keep(record)
@@ -163,7 +163,7 @@ class Settler:
         try:
             settled = record if record.lesson is None else await self._taught(record)
             if not claims:
-                return CallClosing(await self._store.settle(settled))
+                return CallEnd(await self._store.settle(settled))
             return await self._store.closing(settled, None, claims)
         except asyncio.CancelledError:
             # It may have been written or not. Settling it again counts it once.
@@ -173,11 +173,11 @@ class Settler:
             await self._shielded(self._set_aside(record, error))
             return None
         except StoreUnavailable as error:
-            self.away(error)
+            self.mark_unavailable(error)
             await self._keep(record)
             return None
 
-    async def close_with(self, record: CallRecord, ending: Ending, claims: Sequence[Claim]) -> CallClosing:
+    async def close_with(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
         """Settle a call together with the change that it makes to its session's state; see `close`.
 
         A record never waits for the store with its ending, as the state of the session at that time is unknown.
@@ -194,7 +194,7 @@ class Settler:
         except (StoreConflict, RecordRefused):
             raise
         except StoreUnavailable as error:
-            self.away(error)
+            self.mark_unavailable(error)
             raise
 
     async def _taught(self, record: CallRecord) -> CallRecord:
@@ -335,7 +335,7 @@ class Settler:
         if self._is_unavailable:
             self._is_unavailable = False
             logger.warning("store available again, all settlements written")
-            self.on_return()
+            self.on_available()
 
     def _release(self, journal: Journal) -> None:
         """Delete the journal, or leave it to be recovered like that of an ended worker if it alone holds records."""

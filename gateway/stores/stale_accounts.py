@@ -41,7 +41,7 @@ _REMEMBERED: Final = 20_000
 _EXPIRES_S: Final = 3_600.0
 
 
-class Blind:
+class StaleAccounts:
     """The last known balance of each account, and what was spent since the store became unavailable.
 
     The holds in `_accounts` are those in `_held`: of calls that only this worker knows.
@@ -65,7 +65,7 @@ class Blind:
         #: not a BoundedDict: an account that is dropped here is also dropped from `_accounts`
         self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
-    def saw(self, balances: Iterable[Balance]) -> None:
+    def remember(self, balances: Iterable[Balance]) -> None:
         """Remember the balances that the store returned. Limits are the account's, not those that a call declared."""
         for balance in balances:
             if balance.key.kind == "key":
@@ -120,7 +120,7 @@ class Blind:
                 seen.used.calls,
             )
 
-    def saw_used(self, balances: Iterable[Balance]) -> None:
+    def update_usage(self, balances: Iterable[Balance]) -> None:
         """Update what is used and held on known accounts. Limits stay, as those in `balances` belong to one call."""
         for balance in balances:
             seen = self._seen.get(balance.key)
@@ -149,7 +149,7 @@ class Blind:
         now = self._moment()
         for claim in hold.claims:
             if claim.key not in self._seen:
-                self.saw([ledger.balance_of(ledger.EMPTY, Claim(claim.key, claim.configured), now)])
+                self.remember([ledger.balance_of(ledger.EMPTY, Claim(claim.key, claim.configured), now)])
         accounts = {claim.key: self._account(claim.key) for claim in hold.claims}
         outcome = ledger.reserve(accounts, hold, now)
         if isinstance(outcome, Refused):
@@ -194,12 +194,12 @@ class Blind:
         self._accounts |= changes
         return changes
 
-    def handed_over(self, hold_id: str, balances: Iterable[Balance]) -> None:
+    def drop_hold(self, hold_id: str, balances: Iterable[Balance]) -> None:
         """Drop a hold of this worker that the store has taken. `balances`: of its accounts, with that hold."""
         self._give_back(hold_id, None)
-        self.saw_used(balances)
+        self.update_usage(balances)
 
-    def forget(self) -> None:
+    def drop_spent(self) -> None:
         """Drop what was spent during the outage, as the store is available again.
 
         The last known balances include it, in case the store becomes unavailable again before it returns new ones.

@@ -128,13 +128,13 @@ class CallbackObserver(Observer):
 def _left_json(left: Allowance) -> Event:
     return {
         "limit_tokens": left.limit_tokens,
-        "remaining_tokens": left.left_tokens,
+        "remaining_tokens": left.remaining_tokens,
         "limit_usd": left.limit_usd,
-        "remaining_usd": left.left_usd,
+        "remaining_usd": left.remaining_usd,
     }
 
 
-def made(paths: Sequence[str]) -> list[object]:
+def load_observers(paths: Sequence[str]) -> list[object]:
     """Load the user's own observers from their dotted paths. A class is instantiated, another object is used directly.
 
     Raises:

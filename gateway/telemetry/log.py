@@ -169,7 +169,7 @@ def flush(timeout_s: float = _FLUSH_S) -> None:
 atexit.register(flush)
 
 
-def put(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
+def line_writer(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
     """Return a function that queues a line for the stream, in order with the lines of calls."""
     return _writer_for(stream, as_json=as_json).put
 
@@ -258,7 +258,7 @@ def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = 
     # The rest of the smallest budget, which may belong to a parent session or to the key. It is therefore not shown as
     # a part of the session's total.
     if left is not None and left.limit_tokens is not None:
-        parts.append(f"{left.left_tokens or 0:,} of {left.limit_tokens:,} left")
+        parts.append(f"{left.remaining_tokens or 0:,} of {left.limit_tokens:,} left")
     parts.append(f"{call.duration_s:.1f} s")
     return " · ".join(parts)
 

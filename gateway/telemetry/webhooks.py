@@ -20,7 +20,7 @@ from typing import Final
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import Headers, is_success
 from gateway.core.http.request import Outgoing
-from gateway.core.http.retry_policy import asked_wait
+from gateway.core.http.retry_policy import requested_wait
 from gateway.core.http.signing import signature
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
@@ -44,13 +44,13 @@ class WebhookTarget:
     """The receiver of one webhook.
 
     Attributes:
-        shown: the part of `url` that may be logged.
+        shown_url: the part of `url` that may be logged.
         key: signs the events; None to send them unsigned.
         timeout_s: time limit of one try, including the response.
     """
 
     url: str
-    shown: str
+    shown_url: str
     events: frozenset[str]
     key: bytes | None
     headers: Headers
@@ -117,7 +117,7 @@ class WebhookSender:
     def _drop(self) -> None:
         if not self._dropped:
             logger.warning(
-                "webhook %s: %d events are waiting; further events are dropped", self._target.shown, MAX_WAITING
+                "webhook %s: %d events are waiting; further events are dropped", self._target.shown_url, MAX_WAITING
             )
         self._dropped += 1
         self._counted("dropped")
@@ -129,12 +129,12 @@ class WebhookSender:
             try:
                 await self._send(message)
             except Exception:
-                logger.exception("webhook %s: sending an event failed", self._target.shown)
+                logger.exception("webhook %s: sending an event failed", self._target.shown_url)
             finally:
                 self._queue.task_done()
             self._sending -= 1
             if self._dropped and self._queue.qsize() <= MAX_WAITING // 2:
-                logger.warning("webhook %s: %d events were dropped", self._target.shown, self._dropped)
+                logger.warning("webhook %s: %d events were dropped", self._target.shown_url, self._dropped)
                 self._dropped = 0
 
     async def _send(self, message: _Message) -> None:
@@ -152,7 +152,7 @@ class WebhookSender:
         if result.is_accepted == self._is_failing:
             self._is_failing = not result.is_accepted
             change = "accepts events again" if result.is_accepted else f"does not accept events: {result.problem}"
-            logger.warning("webhook %s %s", self._target.shown, change)
+            logger.warning("webhook %s %s", self._target.shown_url, change)
 
     async def _try(self, message: _Message) -> _TryResult:
         request = Outgoing("POST", self._target.url, self._headers(message), message.body)
@@ -194,12 +194,14 @@ class WebhookSender:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
         if unsent:
-            logger.warning("webhook %s: %d events were not sent before the gateway stopped", self._target.shown, unsent)
+            logger.warning(
+                "webhook %s: %d events were not sent before the gateway stopped", self._target.shown_url, unsent
+            )
         await self._upstream.aclose()
 
 
 def _result_of(reply: UpstreamReply, now: float) -> _TryResult:
-    wait_s = asked_wait(reply.headers, now)
+    wait_s = requested_wait(reply.headers, now)
     return _TryResult(is_success(reply.status), reply.status in _RETRIED, f"status {reply.status}", wait_s)
 
 

@@ -34,7 +34,7 @@ class AlreadyRead:
         yield self.body
 
 
-def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def without_compression_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers of a response whose body is now uncompressed."""
     return [(name, value) for name, value in headers if name not in (_ENCODING, _TRANSFER)]
 
@@ -61,7 +61,7 @@ def is_compressed(response: UpstreamReply) -> bool:
     return len(codings) == 1 and codings[0] in SUPPORTED
 
 
-def check_packing(response: UpstreamReply) -> None:
+def check_compression(response: UpstreamReply) -> None:
     """Refuse a response that is compressed in an unsupported way, because its usage cannot be read.
 
     Raises:
@@ -90,7 +90,7 @@ def check_transfer_coding(response: UpstreamReply) -> None:
         )
 
 
-async def decompressed(response: UpstreamReply) -> AsyncIterator[bytes]:
+async def decompress(response: UpstreamReply) -> AsyncIterator[bytes]:
     """Yield the decompressed body as it arrives.
 
     Raises:

@@ -103,7 +103,7 @@ class HttpUpstream:
     async def ask(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, HttpResponse]:
         """Send a request and wait for the head of its response. Pass the connection to `release` afterwards."""
         connection = await self._origin.take(fresh=fresh)
-        request.at_work(is_so=True)
+        request.on_work(is_so=True)
         timeout = ReadTimeout(
             self.timeouts.first_byte_s,
             lambda: connection.fail(TimeoutError() if connection.is_sent else RequestNotRead()),

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
 from gateway.core.http.headers import header
 from gateway.core.http.request import Outgoing
-from gateway.core.http.retry_policy import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
+from gateway.core.http.retry_policy import (
+    CLOSED,
+    RETRIED,
+    BreakerPolicy,
+    RetryPolicy,
+    is_provider_failure,
+    requested_wait,
+)
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 
@@ -57,7 +64,7 @@ class RetryingUpstream:
         self._inner = inner
         self._retry = retry
         self._policy = breaker
-        self._breaker = WELL
+        self._breaker = CLOSED
         #: True after a call succeeded, or failed because of the provider
         self.was_called = False
         self._clock = clock
@@ -71,7 +78,7 @@ class RetryingUpstream:
         return self._breaker.failed
 
     @property
-    def asked_in_s(self) -> float | None:
+    def opens_in_s(self) -> float | None:
         """Return the seconds until the circuit lets a call through; None: it is closed."""
         return self._breaker.opens_in(self._policy, self._clock())
 
@@ -108,7 +115,7 @@ class RetryingUpstream:
                 reason = fault.code
             else:
                 wait = self._wait(reply, tries, has_next=request.has_next)
-                if is_ill(reply.status):
+                if is_provider_failure(reply.status):
                     self._failed(is_providers=True, is_last=wait is None)
                 if wait is None:
                     return sending, self._forbid_retry(reply) if self._retry.is_spent(tries) else reply
@@ -116,19 +123,19 @@ class RetryingUpstream:
                 await sending.__aexit__(None, None, None)
             request.note("retries", f"{tries}, the last after {reason}")
             # If the client leaves during the wait, no work is running that could be billed.
-            request.at_work(is_so=False)
+            request.on_work(is_so=False)
             await self._sleep(wait)
 
     async def _try(self, sending: AbstractAsyncContextManager[UpstreamReply]) -> UpstreamReply:
-        self._breaker = self._breaker.asked()
+        self._breaker = self._breaker.after_start()
         try:
             reply = await sending.__aenter__()
         except UpstreamFault:
             raise
         except BaseException:
-            self._breaker = self._breaker.left()
+            self._breaker = self._breaker.after_abandon()
             raise
-        if not is_ill(reply.status):
+        if not is_provider_failure(reply.status):
             self._record(well=True)
         return reply
 
@@ -137,26 +144,26 @@ class RetryingUpstream:
 
         `is_providers`: the provider caused the failure. Bad requests of one client must not open the circuit for all.
         """
-        if is_providers and (is_last or self._breaker.is_tried):
+        if is_providers and (is_last or self._breaker.is_probed):
             self._record(well=False)
         else:
-            self._breaker = self._breaker.left()
+            self._breaker = self._breaker.after_abandon()
 
     def _forbid_retry(self, reply: UpstreamReply) -> UpstreamReply:
         """Return a refusal with a header that forbids a retry, unless it asks the client to wait.
 
         The gateway has retried already. If the SDK retried too, the tries of both would multiply.
         """
-        if reply.status not in REPEATED or asked_wait(reply.headers, self._wall()):
+        if reply.status not in RETRIED or requested_wait(reply.headers, self._wall()):
             return reply
         other_headers = [pair for pair in reply.headers if pair[0] != _SHOULD_RETRY]
         return _Marked(reply.status, [*other_headers, (_SHOULD_RETRY, b"false")], reply.chunks)
 
     def _wait(self, reply: UpstreamReply, tries: int, *, has_next: bool) -> float | None:
         # An exhausted quota is a 429 too. Some providers then say that waiting does not help.
-        if reply.status not in REPEATED or header(reply.headers, _SHOULD_RETRY) == b"false":
+        if reply.status not in RETRIED or header(reply.headers, _SHOULD_RETRY) == b"false":
             return None
-        asked = asked_wait(reply.headers, self._wall())
+        asked = requested_wait(reply.headers, self._wall())
         return self._retry.wait(tries, asked, self._chance(), has_next=has_next)
 
     def _check(self) -> None:
@@ -173,7 +180,7 @@ class RetryingUpstream:
     def _record(self, *, well: bool) -> None:
         self.was_called = True
         before = self._breaker
-        self._breaker = before.did(self._policy, self._clock(), well=well)
+        self._breaker = before.after_call(self._policy, self._clock(), well=well)
         if (before.since is None) != (self._breaker.since is None):
             state = "closed" if self._breaker.since is None else f"open for {self._policy.open_s:g} s"
             logger.warning("provider %s: circuit %s", self._name, state)

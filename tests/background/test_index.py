@@ -13,7 +13,7 @@ from gateway.call.types import Caller, ClientResponse, SessionPolicy
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
 from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.record import ORPHANED, CallRecord, answer_name
+from gateway.core.record import ORPHANED, CallRecord, response_digest
 from gateway.core.usage import Charge, Totals
 from gateway.dialects import endpoint
 from tests.support.fakes import KEY, FakeReply, UnavailableStore, World
@@ -50,14 +50,14 @@ async def test_a_background_response_can_be_continued_like_any_response() -> Non
     made = await asked(at_once, background=False, usage=USAGE)
     await asked(later, background=True, status="queued", usage=None)
     await fetched(later, usage=USAGE)
-    kept = [(await world.store.remembered(KEY)).kept_by("p", ["resp_1"]) for world in (at_once, later)]
+    kept = [(await world.store.remembered(KEY)).kept_tokens("p", ["resp_1"]) for world in (at_once, later)]
     assert made.charge is not None
     assert kept[0] == kept[1]
     assert 40 < kept[1] < 740 - 100, "the tools come with each request"
 
 
 async def test_the_response_of_an_orphaned_call_can_be_continued_once_fetched() -> None:
-    before, world, name = World(), World(), answer_name("resp_1")
+    before, world, name = World(), World(), response_digest("resp_1")
     begun = await asked(before, background=True, status="queued", usage=None)
     noted = await before.store.learned(f"pending\n{name}") or b""
     await world.store.learn({f"pending\n{name}": lambda _: noted})

@@ -15,7 +15,7 @@ from gateway.core.ledger.charging import DEFAULT_OUTPUT, STREAM_STEP, BudgetPoli
 from gateway.core.pricing import price_from_table
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
-from gateway.core.session import kept_as
+from gateway.core.session import kept_text
 from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call, EventReader, ParsedResponse
@@ -251,7 +251,7 @@ async def test_stored_tokens_count_for_long_context_prices() -> None:
     long = {f"{name}_above_200k_tokens": 2 * rate for name, rate in table.items()}
     price = price_from_table(table | long)
     world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**12)), facts=lambda _: ModelFacts(price=price))
-    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], 250_000)))
+    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_text("p", ["resp_1"], 250_000)))
     opened = record_holds(world)
     for before in (None, "resp_1"):
         body = {"model": "m", "previous_response_id": before, "input": "And?", "max_output_tokens": 100}
@@ -288,7 +288,7 @@ async def test_a_stream_reports_at_its_start_the_budget_left_after_its_reservati
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         held = opened[0].hold.fixed.tokens + opened[0].hold.most
         assert reply.allowance is not None
-        assert reply.allowance.left_tokens == 1_000_000 - held
+        assert reply.allowance.remaining_tokens == 1_000_000 - held
         await whole(reply)
 
 

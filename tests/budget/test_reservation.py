@@ -18,10 +18,10 @@ from gateway.core.ledger.arithmetic import Amount, Claim, Limits
 from gateway.core.ledger.charging import BudgetPolicy, CallNeed, ChargedAccounts
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import CallOpening
+from gateway.core.stored import CallStart
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
-from gateway.stores.stale_accounts import Blind
+from gateway.stores.stale_accounts import StaleAccounts
 from tests.support.records import record
 
 A, B = SessionKey("alice", "a"), SessionKey("alice", "b")
@@ -37,7 +37,7 @@ class SlowStore(MemoryStore):
 
 
 def budgets(store: MemoryStore, policy: BudgetPolicy | None = None) -> Budgets:
-    return Budgets(store, Leases(store, store.settle, lease_s=60), Blind(), policy or BudgetPolicy(), time.time)
+    return Budgets(store, Leases(store, store.settle, lease_s=60), StaleAccounts(), policy or BudgetPolicy(), time.time)
 
 
 async def test_sessions_that_name_each_other_concurrently_leave_no_circle() -> None:
@@ -141,7 +141,7 @@ class DamagedStore(MemoryStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         if B.account in [claim.key for claim in claims]:
             raise StoreDamaged("b")
         return await super().opening(session, claims, with_totals=with_totals, above=above)
@@ -158,7 +158,7 @@ async def test_a_damaged_account_does_not_affect_sessions_that_are_not_its_child
 async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_once() -> None:
     store, charged = MemoryStore(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60)
-    found = Budgets(store, leases, Blind(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    found = Budgets(store, leases, StaleAccounts(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
 
     async def taken(book: CallAccounts, call_id: str) -> TakenHold:
         need = CallNeed(100, output=50)
@@ -175,13 +175,13 @@ async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_on
 
 @pytest.mark.parametrize("is_reported_in_time", [True, False])
 async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, is_reported_in_time: bool) -> None:
-    store, blind, charged = MemoryStore(), Blind(), ChargedAccounts("alice", session=A)
+    store, stale, charged = MemoryStore(), StaleAccounts(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
-    found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    found = Budgets(store, leases, stale, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
     await found.book(charged)
     need, call = CallNeed(100, output=700), record("a", 0.0)
     taken = await found.reserve(found.stale_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
-    blind.forget()
+    stale.drop_spent()
     if is_reported_in_time:
         await leases.tick()
     (balance,) = (await found.book(charged)).balances

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gateway.call.observers import tell
+from gateway.call.observers import notify
 
 
 def test_all_observers_are_notified_and_a_failing_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -19,7 +19,7 @@ def test_all_observers_are_notified_and_a_failing_one_is_logged(caplog: pytest.L
         heard.append((name, number))
 
     with caplog.at_level(logging.ERROR, "gateway"):
-        tell([failing, listening, failing, listening], "call", number=2)
+        notify([failing, listening, failing, listening], "call", number=2)
     assert heard == [("call", 2)] * 2
     assert [record.getMessage() for record in caplog.records] == ["an observer failed"] * 2
     assert "ValueError: call 2" in caplog.text
@@ -30,4 +30,4 @@ def test_an_observer_can_end_the_process() -> None:
         raise SystemExit
 
     with pytest.raises(SystemExit):
-        tell([stopping])
+        notify([stopping])

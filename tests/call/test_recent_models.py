@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gateway.call.recent_models import OutputRules, RecentModels
 from gateway.core.routing import Route
-from gateway.dialects.limit_error import AS_USUAL, OutputRule
+from gateway.dialects.limit_error import NO_OUTPUT_RULE, OutputRule
 
 
 class Clock:
@@ -50,16 +50,16 @@ def test_a_model_that_is_added_twice_counts_once() -> None:
 def test_rules_of_output_limits_are_remembered_for_an_hour_by_model_and_kind_of_response() -> None:
     clock, rule = Clock(), OutputRule("max_tokens", 4096)
     rules = OutputRules(clock)
-    rules.keep(route(1), rule, is_stream=False)
+    rules.remember(route(1), rule, is_stream=False)
     assert rules.of(route(1), is_stream=False) == rule
-    assert rules.of(route(1), is_stream=True) == rules.of(route(2), is_stream=False) == AS_USUAL
+    assert rules.of(route(1), is_stream=True) == rules.of(route(2), is_stream=False) == NO_OUTPUT_RULE
     clock.now = 3600.0
-    assert rules.of(route(1), is_stream=False) == AS_USUAL
+    assert rules.of(route(1), is_stream=False) == NO_OUTPUT_RULE
 
 
 def test_the_oldest_output_rules_are_forgotten_above_the_limit() -> None:
     rules = OutputRules(Clock())
     for number in range(3000):
-        rules.keep(route(number), OutputRule(None, number), is_stream=False)
-    remembered = [rules.of(route(number), is_stream=False).most == number for number in range(3000)]
+        rules.remember(route(number), OutputRule(None, number), is_stream=False)
+    remembered = [rules.of(route(number), is_stream=False).maximum == number for number in range(3000)]
     assert (sum(remembered), remembered[0], remembered[-1]) == (1024, False, True)

@@ -11,7 +11,6 @@ import pytest
 from gateway.call.record import RecordBuilder, input_estimate
 from gateway.call.state import CallState
 from gateway.call.types import CallAccounts, TakenHold
-from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
 from gateway.core.ledger.charging import CallNeed, TokenRate
 from gateway.core.plan import Plan
@@ -19,6 +18,7 @@ from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.steps import Step
+from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
 from gateway.core.usage import Charge, Usage
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call, ParsedResponse
@@ -56,9 +56,9 @@ async def test_the_record_has_times_and_sizes(world: World) -> None:
 
 def test_the_record_has_the_mode_and_the_step(world: World) -> None:
     state = answered(world, ParsedResponse())
-    assert (records().of(state).mode, records().of(state).step) == (None, None)
+    assert (records().build(state).mode, records().build(state).step) == (None, None)
     state.context.mode, state.steps.step = "table", Step("review")
-    assert (records().of(state).mode, records().of(state).step) == ("table", "review")
+    assert (records().build(state).mode, records().build(state).step) == ("table", "review")
 
 
 # --- the charge ---------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def answered(world: World, answer: ParsedResponse, path: str = "chat/completions
 
 
 def test_reported_usage_is_charged(world: World) -> None:
-    charge = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), output_estimate=99))).charge
+    charge = records().build(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), output_estimate=99))).charge
     assert charge is not None
     assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (10, 5, "provider")
     assert charge.cost_usd == Decimal("0.000060")
@@ -89,7 +89,7 @@ def test_reported_usage_is_charged(world: World) -> None:
 
 def test_an_unreported_side_is_estimated(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(None, 5, None)))
-    charge = records().of(state).charge
+    charge = records().build(state).charge
     assert charge is not None
     assert charge.usage.input_tokens == input_estimate(state) > 0
     assert charge.usage.output_tokens == 5
@@ -97,10 +97,10 @@ def test_an_unreported_side_is_estimated(world: World) -> None:
 
 def test_unreported_usage_is_estimated_or_zero_by_setting(world: World) -> None:
     state = answered(world, ParsedResponse(output_estimate=7))
-    charge = records().of(state).charge
+    charge = records().build(state).charge
     assert charge is not None
     assert (charge.usage.output_tokens, charge.source) == (7, "estimated")
-    nothing = records(estimate_missing=False).of(state).charge
+    nothing = records(estimate_missing=False).build(state).charge
     assert nothing is not None
     assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
 
@@ -108,14 +108,14 @@ def test_unreported_usage_is_estimated_or_zero_by_setting(world: World) -> None:
 def test_an_unreported_side_is_zero_without_estimates(world: World) -> None:
     zero = records(estimate_missing=False)
     for reported, tokens in ((ReportedUsage(50, None, None), (50, 0)), (ReportedUsage(None, 5, None), (0, 5))):
-        charge = zero.of(answered(world, ParsedResponse(reported, output_estimate=7))).charge
+        charge = zero.build(answered(world, ParsedResponse(reported, output_estimate=7))).charge
         assert charge is not None
         assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (*tokens, "mixed")
 
 
 def test_uncounted_usage_without_a_price_has_no_cost(world: World) -> None:
     made = RecordBuilder(lambda _: ModelFacts(), lambda: 7.0, cached_weight=1.0, estimate_missing=False)
-    charge = made.of(answered(world, ParsedResponse(output_estimate=7))).charge
+    charge = made.build(answered(world, ParsedResponse(output_estimate=7))).charge
     assert charge is not None
     assert (charge.usage.total_tokens, charge.cost_usd) == (0, None)
 
@@ -132,21 +132,21 @@ async def test_token_ids_are_counted_if_no_usage_is_reported(world: World, given
 
 
 def test_an_error_without_any_text_costs_nothing(world: World) -> None:
-    assert records().of(answered(world, ParsedResponse(error=True))).charge is None
-    assert records().of(answered(world, ParsedResponse(error=True, output_estimate=1))).charge is not None
+    assert records().build(answered(world, ParsedResponse(error=True))).charge is None
+    assert records().build(answered(world, ParsedResponse(error=True, output_estimate=1))).charge is not None
 
 
 def test_a_response_without_usage_is_estimated_on_an_unknown_path(world: World) -> None:
-    charge = records().of(answered(world, ParsedResponse(output_estimate=7), "unheard/of")).charge
+    charge = records().build(answered(world, ParsedResponse(output_estimate=7), "unheard/of")).charge
     assert charge is not None
     assert (charge.source, charge.usage.output_tokens) == ("estimated", 7)
 
 
 def test_storing_costs_nothing_unless_text_is_streamed(world: World) -> None:
     state = answered(world, ParsedResponse(output_estimate=7), "files")
-    assert records().of(state).charge is None
+    assert records().build(state).charge is None
     state.response.is_event_stream = True
-    assert records().of(state).charge is not None
+    assert records().build(state).charge is not None
 
 
 @pytest.mark.parametrize(
@@ -164,23 +164,23 @@ def test_a_client_that_leaves_a_working_provider_is_charged_the_input(
     state = answered(world, ParsedResponse())
     state.response.outcome, state.dispatch.head_at, state.response.is_billed = outcome, head_at, False
     state.dispatch.is_at_work = True
-    record = records().of(state)
+    record = records().build(state)
     assert (record.charge is not None) is is_charged
     assert record.charge is None or record.charge.usage.input_tokens == input_estimate(state)
     state.dispatch.is_at_work = False
-    assert records().of(state).charge is None, "it waited for another try"
+    assert records().build(state).charge is None, "it waited for another try"
 
 
 def test_an_unmetered_call_is_free_even_if_the_client_leaves(world: World) -> None:
     incoming = world.incoming(method="GET", path="models", endpoint=endpoint("GET", "models"))
     state = replace(answered(world, ParsedResponse()), incoming=incoming)
     state.response.outcome, state.dispatch.head_at, state.response.is_billed = "client_left", None, False
-    assert records().of(state).charge is None
+    assert records().build(state).charge is None
 
 
 def test_an_orphaned_call_is_charged_the_expected_input(world: World) -> None:
     need = CallNeed(40, rate=TokenRate(Decimal(2), Decimal(3)))
-    record = records().orphaned(answered(world, ParsedResponse()), need)
+    record = records().build_orphaned(answered(world, ParsedResponse()), need)
     assert record.outcome == ORPHANED
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
@@ -188,22 +188,22 @@ def test_an_orphaned_call_is_charged_the_expected_input(world: World) -> None:
 
 
 def test_the_orphan_record_has_no_message_fates(world: World) -> None:
-    fates = Fates.of([Fate("user", 40, 0, "drop")])
+    fates = MessageOutcomes.of([MessageOutcome("user", 40, 0, "drop")])
     context = ContextRecord(30, 70, "exact", None, 30, 0, "key", 30, trimmed={"drop": 1}, message_fates=fates)
     state = answered(world, ParsedResponse())
     state.context.plan = Plan(context, 30)
-    orphaned = records().orphaned(state, CallNeed(30)).context
-    assert orphaned == replace(context, message_fates=Fates())
-    assert records().of(state).context == context
+    orphaned = records().build_orphaned(state, CallNeed(30)).context
+    assert orphaned == replace(context, message_fates=MessageOutcomes())
+    assert records().build(state).context == context
 
 
 def test_the_orphan_record_adds_no_note_to_the_calls_record(world: World) -> None:
     state = answered(world, ParsedResponse(), "audio/transcriptions")
     state.call = Call("transcription", None, False, b"a form", {})
     state.response.bytes_sent, state.response.parsed = 9, None
-    assert records().orphaned(state, CallNeed(40)).charge is not None
+    assert records().build_orphaned(state, CallNeed(40)).charge is not None
     state.response.parsed = ParsedResponse(ReportedUsage(10, 5, 15))
-    record = records().of(state)
+    record = records().build(state)
     assert record.charge is not None
     assert record.charge.cost_usd is not None
     assert "price" not in record.notes
@@ -224,26 +224,28 @@ TOLD = Decimal("0.0125")
 
 def test_a_reported_cost_is_charged_instead_of_list_prices(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=TOLD)))
-    charge = of_reporter("q").of(state).charge
+    charge = of_reporter("q").build(state).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.total_tokens) == (TOLD, "provider", 15)
-    other = of_reporter("another").of(state).charge
+    other = of_reporter("another").build(state).charge
     assert other is not None
     assert other.cost_usd == Decimal("0.000060")
 
 
 def test_a_reported_cost_of_zero_is_charged(world: World) -> None:
-    charge = of_reporter("q").of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=Decimal(0))))).charge
+    charge = (
+        of_reporter("q").build(answered(world, ParsedResponse(ReportedUsage(10, 5, 15, cost_usd=Decimal(0))))).charge
+    )
     assert charge is not None
     assert charge.cost_usd == 0
 
 
 def test_a_reported_cost_is_charged_with_estimated_tokens(world: World) -> None:
     state = answered(world, ParsedResponse(ReportedUsage(None, None, None, cost_usd=TOLD), output_estimate=7))
-    charge = of_reporter("q").of(state).charge
+    charge = of_reporter("q").build(state).charge
     assert charge is not None
     assert (charge.cost_usd, charge.source, charge.usage.output_tokens) == (TOLD, "estimated", 7)
-    uncounted = of_reporter("q", estimate_missing=False).of(state).charge
+    uncounted = of_reporter("q", estimate_missing=False).build(state).charge
     assert uncounted is not None
     assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
 
@@ -258,9 +260,9 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     )
 
     def charged(*parts: tuple[str, Usage], model: str = "q-real-20990101") -> tuple[Decimal | None, str]:
-        state = answered(world, ParsedResponse(ReportedUsage(110, 55, 165, named=parts), model=model))
+        state = answered(world, ParsedResponse(ReportedUsage(110, 55, 165, by_model=parts), model=model))
         state.routing.advisors = (Route("q", "dear"),)
-        record = made.of(state)
+        record = made.build(state)
         assert record.charge is not None
         assert record.charge.usage.total_tokens == 165
         return record.charge.cost_usd, record.notes.get("price", "")
@@ -276,7 +278,7 @@ def test_web_searches_are_charged_in_addition_to_tokens(world: World) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=Decimal("0.01"))
     state = answered(world, ParsedResponse(ReportedUsage(10, 5, 15, searches=3)))
     made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
-    record = made.of(state)
+    record = made.build(state)
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.05")
     assert record.spent.nano_usd == 50_000_000
@@ -295,7 +297,7 @@ def test_an_unknown_fee_of_a_provider_tool_makes_the_cost_unknown(
 ) -> None:
     price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=fee)
     made = RecordBuilder(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
-    record = made.of(answered(world, ParsedResponse(reported)))
+    record = made.build(answered(world, ParsedResponse(reported)))
     assert record.charge is not None
     assert (record.charge.cost_usd, record.notes.get("price")) == (cost, note)
     assert record.spent.nano_usd == 20_000_000
@@ -319,7 +321,7 @@ REFUSED = ParsedResponse(ReportedUsage(412, 0, None), finish_reason="refusal", r
 
 @pytest.mark.parametrize("price", [PRICE, None])
 def test_an_unbilled_refusal_counts_only_as_a_call(world: World, price: Price | None) -> None:
-    record = of_refuser(price, q=("bio",)).of(answered(world, REFUSED))
+    record = of_refuser(price, q=("bio",)).build(answered(world, REFUSED))
     assert record.charge == Charge(Usage(), "provider", Decimal(0))
     assert record.spent == Amount(0, 0, 1)
     assert record.last_turn is None
@@ -328,7 +330,7 @@ def test_an_unbilled_refusal_counts_only_as_a_call(world: World, price: Price | 
 
 def test_a_refusal_is_charged_unless_the_provider_is_known_not_to_bill_it(world: World) -> None:
     for of in (of_refuser(), of_refuser(another=()), of_refuser(q=("cyber",))):
-        record = of.of(answered(world, REFUSED))
+        record = of.build(answered(world, REFUSED))
         assert record.charge is not None
         assert record.charge.usage.input_tokens == 412
         assert "unbilled" not in record.notes
@@ -338,7 +340,7 @@ def test_a_refusal_is_charged_unless_the_provider_is_known_not_to_bill_it(world:
 
 
 def test_an_unknown_tier_price_has_no_cost_and_charges_budgets_the_standard_price(world: World) -> None:
-    record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="priority")))
+    record = records().build(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="priority")))
     assert record.charge is not None
     assert record.charge.cost_usd is None
     assert record.spent.nano_usd == 60_000
@@ -346,7 +348,7 @@ def test_an_unknown_tier_price_has_no_cost_and_charges_budgets_the_standard_pric
 
 
 def test_a_cheaper_tier_costs_the_standard_price(world: World) -> None:
-    record = records().of(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="default")))
+    record = records().build(answered(world, ParsedResponse(ReportedUsage(10, 5, 15), service_tier="default")))
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.000060")
     assert "price" not in record.notes
@@ -355,7 +357,7 @@ def test_a_cheaper_tier_costs_the_standard_price(world: World) -> None:
 def pending(world: World) -> CallRecord:
     state = answered(world, ParsedResponse(id="resp_1"), "responses")
     state.call = state.dialect.read(b'{"model":"m","input":"hi","background":true}')
-    return replace(records().of(state), spent=Amount(5_000, 60_000_000, 1))
+    return replace(records().build(state), spent=Amount(5_000, 60_000_000, 1))
 
 
 def priced(price: Price | None) -> RecordBuilder:
@@ -368,7 +370,7 @@ def test_a_background_response_without_a_tier_costs_the_requested_tier(
 ) -> None:
     price = replace(PRICE, tiers={"priority": price_per_million(input=Decimal(2), output=Decimal(20))})
     made = ParsedResponse(ReportedUsage(10**6, 10**6, 2 * 10**6), finish_reason="completed", service_tier=named)
-    record = priced(price).fetched(pending(world), made, Route("q", "q-real"), "priority", 0.0)
+    record = priced(price).build_fetched(pending(world), made, Route("q", "q-real"), "priority", 0.0)
     assert record.charge is not None
     assert record.charge.cost_usd == usd
     assert record.spent == Amount(2 * 10**6, usd * 10**9, 1)
@@ -379,7 +381,9 @@ HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 
 def held(state: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
     """Hold tokens for a call with two responses, of which `noted` tokens have arrived."""
-    state.budget.hold = TakenHold(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, CallAccounts())
+    state.budget.hold = TakenHold(
+        hold, 50, Lease("call-1", 60, 100, responses=2, saved_tokens=noted), None, CallAccounts()
+    )
     return state
 
 
@@ -394,7 +398,7 @@ def in_background(world: World, answer: ParsedResponse) -> CallState:
 def test_unreported_usage_is_spent_as_estimated_not_as_held(world: World, path: str, outcome: Outcome) -> None:
     state = held(answered(world, ParsedResponse(id="resp_1", output_estimate=7), path))
     state.response.outcome = outcome
-    record = records().of(state)
+    record = records().build(state)
     assert record.outcome == outcome
     assert record.charge is not None
     assert record.spent.tokens == record.charge.usage.total_tokens == input_estimate(state) + 7
@@ -416,13 +420,13 @@ def test_the_whole_hold_is_spent_while_a_background_response_is_created(
 ) -> None:
     state = held(in_background(world, answer))
     state.response.outcome = outcome
-    record = records().of(state)
+    record = records().build(state)
     assert record.outcome == (PENDING if is_pending else outcome)
     assert record.spent == (HOLD.amount(50) if is_pending else Amount(7, 43_000, 1))
 
 
 def test_the_hold_stays_spent_for_a_background_response_without_id(world: World) -> None:
-    record = records().of(held(in_background(world, ParsedResponse())))
+    record = records().build(held(in_background(world, ParsedResponse())))
     assert (record.outcome, record.spent, "answer" in record.notes) == ("ok", HOLD.amount(50), False)
 
 
@@ -440,11 +444,11 @@ def test_an_unreadable_response_is_charged_the_delivered_tokens(
 ) -> None:
     state = in_background(world, ParsedResponse()) if later else answered(world, ParsedResponse())
     state = held(state, hold, noted=7)
-    record = records().unread(state)
+    record = records().build_unreadable(state)
     assert record.charge is not None
     assert (record.charge.usage.output_tokens, record.spent) == (7, spent)
     state.budget.hold = None
-    assert records().unread(state).charge == Charge(Usage.of(0, 0), "estimated", None)
+    assert records().build_unreadable(state).charge == Charge(Usage.of(0, 0), "estimated", None)
 
 
 @pytest.mark.parametrize(
@@ -455,7 +459,7 @@ def test_an_unreadable_call_is_free_if_no_provider_received_it(
 ) -> None:
     state = held(answered(world, ParsedResponse()), noted=7)
     state.response.is_billed, state.dispatch.is_at_work = billed, at_work
-    record = records().unread(state)
+    record = records().build_unreadable(state)
     assert (record.charge is not None, record.spent.calls) == (is_charged, int(is_charged))
 
 
@@ -464,13 +468,16 @@ def test_the_record_of_a_fetched_response_has_its_result(world: World) -> None:
     begun = replace(begun, notes={**begun.notes, "price": "not known", "x": "y"}, tools=(), response_model="old")
     made = ParsedResponse(ReportedUsage(3, 4, 7), model="new", tools=("look",), finish_reason="failed", error=True)
     for now, lasted in ((130.0, 30.0), (90.0, 2.0)):
-        record = records().fetched(begun, made, Route("q", "q-real"), None, now)
+        record = records().build_fetched(begun, made, Route("q", "q-real"), None, now)
         assert (record.outcome, record.finish_reason, record.duration_s) == ("provider_error", "failed", lasted)
         assert (record.response_model, record.tools) == ("new", ("look",))
         assert record.notes == {"answer": "resp_1", "x": "y"}
-    assert records().fetched(begun, replace(made, model=None), Route("q", "q-real"), None, 0.0).response_model == "old"
+    assert (
+        records().build_fetched(begun, replace(made, model=None), Route("q", "q-real"), None, 0.0).response_model
+        == "old"
+    )
     orphaned = replace(begun, outcome=ORPHANED, notes={})
-    assert records().fetched(orphaned, replace(made, id="resp_1"), Route("q", "q-real"), None, 0.0).was_fetched
+    assert records().build_fetched(orphaned, replace(made, id="resp_1"), Route("q", "q-real"), None, 0.0).was_fetched
 
 
 @pytest.mark.parametrize(
@@ -483,13 +490,13 @@ def test_the_record_of_a_fetched_response_has_its_result(world: World) -> None:
 )
 def test_a_background_response_without_usage_is_estimated(world: World, made: ParsedResponse, output: int) -> None:
     begun = replace(pending(world), charge=Charge(Usage.of(11, 5), "estimated", None))
-    charge = records().fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
+    charge = records().build_fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
     assert charge is not None
     assert (charge.usage, charge.source) == (Usage.of(11, output), "estimated")
-    nothing = records(estimate_missing=False).fetched(begun, made, Route("q", "m"), None, 0.0)
+    nothing = records(estimate_missing=False).build_fetched(begun, made, Route("q", "m"), None, 0.0)
     assert nothing.charge is not None
     assert nothing.charge.usage.output_tokens == 0
-    failed = records().fetched(begun, replace(made, error=True), Route("q", "q-real"), None, 0.0)
+    failed = records().build_fetched(begun, replace(made, error=True), Route("q", "q-real"), None, 0.0)
     assert (failed.charge, failed.spent) == (None, NOTHING)
 
 
@@ -510,7 +517,7 @@ def test_a_background_response_spends_the_reported_cost_or_the_price_or_the_hold
     of = RecordBuilder(
         lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True, cost_reporters=["q"]
     )
-    record = of.fetched(pending(world), made, Route("q", "q-real"), None, 0.0)
+    record = of.build_fetched(pending(world), made, Route("q", "q-real"), None, 0.0)
     assert record.charge is not None
     assert record.charge.cost_usd == cost
     assert record.spent == Amount(15, nano_usd, 1)
@@ -609,7 +616,7 @@ def charged(world: World, name: str | None, *others: str, tier: str | None = Non
     state = answered(world, ParsedResponse(ReportedUsage(10**6, 0, 10**6), model=name, service_tier=tier))
     state.routing.route = Route("q", "m")
     state.routing.others = tuple(Route(provider, other) for provider in "qr" for other in others)
-    record = RecordBuilder(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(state)
+    record = RecordBuilder(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).build(state)
     assert record.charge is not None
     return record.charge.cost_usd, Decimal(record.spent.nano_usd) / 10**9
 

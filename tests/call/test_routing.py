@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.call.routing import advisors_of, named_session, others_of, routes_of, session_of, with_form_model
+from gateway.call.routing import advisors_of, models_instead, named_session, routes_of, session_of, with_form_model
 from gateway.call.types import Caller, Incoming, SessionPolicy
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.ledger.session_key import SessionKey
@@ -347,7 +347,7 @@ def test_the_models_that_a_provider_may_call_instead_are_found(
     incoming = world.incoming(json.dumps({**json.loads(BODY), **fields}).encode())
     call = incoming.endpoint.dialect.read(incoming.body)
     found = [Route("p", "m"), Route("q", "m"), Route("p", "n")]
-    assert others_of(call, found, ROUTES) == tuple(ROUTES.named_at(one, name) for one in "pq" for name in names)
+    assert models_instead(call, found, ROUTES) == tuple(ROUTES.route_at(one, name) for one in "pq" for name in names)
     assert advisors_of(call, found, ROUTES) == ()
 
 
@@ -364,7 +364,7 @@ def test_the_models_that_a_provider_may_call_instead_are_found(
 def test_the_default_fallback_models_of_anthropic_are_known(world: World, model: str, names: list[str]) -> None:
     body = json.dumps({**json.loads(BODY), "model": model, "fallbacks": "default"}).encode()
     call = world.incoming().endpoint.dialect.read(body)
-    assert [route.model for route in others_of(call, [Route("p", model)], ROUTES)] == names
+    assert [route.model for route in models_instead(call, [Route("p", model)], ROUTES)] == names
     named = world.incoming(body, caller=Caller("alice", (model,)))
     if names:
         with pytest.raises(UnknownModel, match=names[0]):
@@ -377,5 +377,5 @@ def test_advisor_models_are_found(world: World) -> None:
     tools = [advisor("a"), {"name": "f", "model": "x"}, advisor("b"), advisor("a"), advisor(None)]
     call = world.incoming().endpoint.dialect.read(json.dumps({**json.loads(BODY), "tools": tools}).encode())
     found = [Route("p", "m"), Route("q", "m")]
-    assert advisors_of(call, found, ROUTES) == tuple(ROUTES.named_at(one, name) for one in "pq" for name in "ab")
-    assert others_of(call, found, ROUTES) == ()
+    assert advisors_of(call, found, ROUTES) == tuple(ROUTES.route_at(one, name) for one in "pq" for name in "ab")
+    assert models_instead(call, found, ROUTES) == ()

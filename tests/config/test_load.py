@@ -19,6 +19,7 @@ from gateway.config import (
     BUILT_IN_ROUTES,
     Provider,
     Settings,
+    check_exposure,
     data_folder,
     duration,
     is_loopback,
@@ -27,7 +28,6 @@ from gateway.config import (
     load_passed_on,
     model_facts,
     pass_on,
-    refuse_open_door,
     template,
 )
 from gateway.core.errors import ConfigError
@@ -813,7 +813,7 @@ def test_provider_key_on_network_needs_client_keys(loaded: Load, host: str) -> N
     with pytest.raises(
         ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, .*or listen on 127\.0\.0\.1"
     ) as caught:
-        refuse_open_door(settings)
+        check_exposure(settings)
     assert SECRET not in str(caught.value)
 
 
@@ -829,7 +829,7 @@ def test_provider_key_on_network_needs_client_keys(loaded: Load, host: str) -> N
     ],
 )
 def test_other_open_configurations_are_allowed(loaded: Load, text: str, environment: dict[str, str]) -> None:
-    refuse_open_door(loaded(text, environment).settings)
+    check_exposure(loaded(text, environment).settings)
 
 
 @pytest.mark.parametrize("written", ["''", "'${ADMIN:-}'", "'  '"])
@@ -1100,7 +1100,7 @@ def test_settings_that_need_another_adapter_are_refused(loaded: Load, block: str
 def test_a_credential_that_litellm_finds_by_itself_is_a_held_one(loaded: Load) -> None:
     text = "{server: {host: 0.0.0.0}, providers: {aws: {adapter: litellm, litellm: bedrock, auth: none}}}"
     with pytest.raises(ConfigError, match=r"auth\.keys: .*aws"):
-        refuse_open_door(loaded(text).settings)
+        check_exposure(loaded(text).settings)
 
 
 # --- any content of the file ------------------------------------------------------------------------------------------

@@ -221,13 +221,13 @@ def test_the_example_in_the_document_does_what_it_says(tmp_path: Path) -> None:
     text = (EVALUATION.parent.parent.parent / "docs/concepts/steps.md").read_text("utf-8")
     written = text.partition("```yaml\n")[2].partition("```")[0]
     agent = agents_of(settings(tmp_path, **yaml.safe_load(written)))["default"]
-    state = agent.entered(StepState(), ConditionFacts())
+    state = agent.with_active_step(StepState(), ConditionFacts())
     offered = ("read_page", "write_page", "comment", "approve", "publish", "search")
     seen = []
     for tool in ("write_page", "read_page", "approve", "publish", "write_page", "read_page", "comment"):
         assert tool in callable_now(agent, state, offered)
-        state = agent.used(state, [tool], ConditionFacts()).state
-        seen.append((state.active, agent.place(state), callable_now(agent, state, offered)))
+        state = agent.after_tools(state, [tool], ConditionFacts()).state
+        seen.append((state.active, agent.finished_entries(state), callable_now(agent, state, offered)))
     assert seen[:4] == [
         ("review", 0, ("read_page",)),
         ("review", 1, ("comment", "approve")),

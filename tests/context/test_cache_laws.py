@@ -21,11 +21,11 @@ from gateway.context.planner import Planner, PlannerThreads
 from gateway.core.context_budget import ContextOptions, ContextPolicy
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.measure import Wire
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.strategies import strategies_of
 from gateway.core.plan import Plan
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered, SessionState
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.strategies import strategies_of
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import read_fields
@@ -99,7 +99,7 @@ class Side:
         """Return the plan and the counts of the request."""
         planner = self._planners[asks.policy]
         call = Call("chat", "m", stream=False, body=asks.body, fields=read_fields(asks.body))
-        contents = contents_of(call, asks.wire, planner.known)
+        contents = contents_of(call, asks.wire, planner.prefixes)
         assert contents is not None
         facts, options = ModelFacts(tokenizer=asks.tokenizer), ContextOptions(budget=asks.budget)
         asked = PlanRequest(contents, Route("p", asks.model), facts, options, len(asks.body))

@@ -66,7 +66,7 @@ async def planned(
     form = {} if schema is None else {"response_format": {"json_schema": {"name": "a", "schema": schema}}}
     body = json.dumps({"model": "m", "messages": messages, **form, **(more or {})}, ensure_ascii=False).encode()
     call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
-    contents = contents_of(call, "chat", planner.known)
+    contents = contents_of(call, "chat", planner.prefixes)
     assert contents is not None
     asked = PlanRequest(contents, Route("p", model), ModelFacts(), ContextOptions(budget=budget), len(body))
     return await planner.plan(asked, Remembered(state or SessionState()))
@@ -166,7 +166,7 @@ async def test_a_reload_keeps_the_caches() -> None:
     first, second = lasting.planner(settings), lasting.planner(settings)
     await plan(first, messages, 100_000)
     body = json.dumps({"model": "m", "messages": messages}).encode()
-    found = second.known.of("chat", body[body.index(b"[") :])
+    found = second.prefixes.find("chat", body[body.index(b"[") :])
     assert found is not None
     assert len(found.keys) == len(messages) - 1
     await worker.aclose()

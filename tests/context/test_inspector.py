@@ -30,16 +30,16 @@ async def inspector() -> AsyncIterator[Inspector]:
 async def test_a_large_body_is_read_in_a_thread(body: Any, handed: int, inspector: Inspector) -> None:
     threads = CountedThreads(1)
     asyncio.get_running_loop().set_default_executor(threads)
-    await inspector.read_apart(json.dumps(body).encode())
+    await inspector.read_async(json.dumps(body).encode())
     assert threads.handed == handed
 
 
 async def test_a_body_is_read_the_same_in_the_loop_and_in_a_thread(inspector: Inspector) -> None:
     for body in (SMALL, LARGE):
         raw = json.dumps(body).encode()
-        assert await inspector.read_apart(raw, wire="chat") == inspector.read(raw, wire="chat")
+        assert await inspector.read_async(raw, wire="chat") == inspector.read(raw, wire="chat")
         with pytest.raises(InvalidRequest):
-            await inspector.read_apart(raw[:-1])
+            await inspector.read_async(raw[:-1])
 
 
 async def test_large_messages_show_the_same_roles_as_small_ones(inspector: Inspector) -> None:

@@ -22,13 +22,13 @@ from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.counting.prefix_cache import PrefixCache
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.overflow import TextTooLong
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.recall import Recall
 from gateway.core.plan import Plan
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered, SessionState
+from gateway.core.trimming.overflow import TextTooLong
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.recall import Recall
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.fields import read_fields
@@ -97,7 +97,7 @@ class World:
 
     def contents(self, body: bytes, wire: Wire = "chat", *, known: PrefixCache | None = None) -> Contents:
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
-        contents = contents_of(call, wire, known if known is not None else self.planner.known)
+        contents = contents_of(call, wire, known if known is not None else self.planner.prefixes)
         assert contents is not None
         return contents
 
@@ -227,8 +227,8 @@ def test_a_known_prefix_does_not_change_the_messages(changes: list[Change]) -> N
             body = body_of(messages)
             warm, plain = world.contents(body), world.contents(body, known=PrefixCache(0))
             assert warm.messages == plain.messages == tuple(json.dumps(message).encode() for message in messages)
-            if warm.fresh:
-                assert warm.settled == plain.settled
+            if warm.new_messages:
+                assert warm.text_before_last == plain.text_before_last
             await world.estimate(body)
         world.planner.close()
 
@@ -259,7 +259,7 @@ async def test_a_turn_counts_and_splits_only_new_messages(world: World) -> None:
         await world.estimate(body_of(messages))
     messages += turn(10)
     contents = world.contents(body_of(messages))
-    assert [json.loads(raw) for raw in contents.fresh] == [messages[-3], *turn(10)]
+    assert [json.loads(raw) for raw in contents.new_messages] == [messages[-3], *turn(10)]
     before = world.asked
     await world.estimate(body_of(messages))
     assert world.asked - before == 2
@@ -270,7 +270,7 @@ async def test_a_client_may_change_the_last_message_from_turn_to_turn(world: Wor
     for number in range(3):
         messages += turn(number)
         body = body_of([*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']} (now: {number})"}])
-        assert len(world.contents(body).fresh) == (3 if number else 4)
+        assert len(world.contents(body).new_messages) == (3 if number else 4)
         await world.estimate(body)
 
 
@@ -280,7 +280,7 @@ async def test_moving_cache_marks_keep_the_prefix_known(world: World) -> None:
         messages = marked(messages + turn(number))
         messages[0] = {**LONG, **MARK}
         contents = world.contents(body_of(messages))
-        assert len(contents.fresh) == (3 if number else 4)
+        assert len(contents.new_messages) == (3 if number else 4)
         assert contents.messages == tuple(json.dumps(message).encode() for message in messages)
         await world.estimate(body_of(messages))
 
@@ -289,7 +289,7 @@ async def test_the_clients_marks_keep_the_prefix_known(world: World) -> None:
     messages: list[Any] = [LONG, {"role": "user", "content": "go", "x_gateway": {"priority": "pinned"}}]
     await world.estimate(body_of(messages))
     contents = world.contents(body_of(messages + turn(1)))
-    assert (len(contents.fresh), contents.pinned, contents.marked) == (3, frozenset({1}), True)
+    assert (len(contents.new_messages), contents.pinned, contents.marked) == (3, frozenset({1}), True)
     assert b"x_gateway" not in b"".join(contents.messages or ())
 
 
@@ -426,7 +426,7 @@ class Clock:
 @pytest.mark.parametrize(("waited_s", "rule"), [(0.0, "condense"), (4.9, "condense"), (6.1, "drop")])
 async def test_waiting_for_a_thread_does_not_shorten_the_deadline_at_first(waited_s: float, rule: str) -> None:
     clock, threads, fitting, go_on = Clock(), PlannerThreads(), CountedThreads(1), threading.Event()
-    threads.fitting = fitting
+    threads.trimming = fitting
     world = World(ContextPolicy(fit=TrimPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
     others = fitting.submit(go_on.wait, 30)
     pages = ("".join(f"Hotel A{page}0{line} has {line * 7}{page} rooms.\n" for line in range(9)) for page in range(40))

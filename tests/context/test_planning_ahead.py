@@ -37,13 +37,15 @@ def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
 
 def asked(planner: Planner, **options: Any) -> PlanRequest:
     body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
-    contents = contents_of(Call("chat", "m", stream=False, body=body, fields=read_fields(body)), "chat", planner.known)
+    contents = contents_of(
+        Call("chat", "m", stream=False, body=body, fields=read_fields(body)), "chat", planner.prefixes
+    )
     assert contents is not None
     return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(**options), len(body))
 
 
 def fitting_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("fitting")}
+    return {thread for thread in threading.enumerate() if thread.name.startswith("trimming")}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ async def test_all_messages_are_read_before_a_trim_which_is_the_same(wire: Wire)
         field = "input" if wire == "responses" else "messages"
         body = json.dumps({"model": "m", field: elements}).encode()
         contents = contents_of(
-            Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, planner.known
+            Call("chat", "m", stream=False, body=body, fields=read_fields(body)), wire, planner.prefixes
         )
         assert contents is not None
         return PlanRequest(contents, Route("p", "gpt-4o"), ModelFacts(), ContextOptions(budget=budget), len(body))

@@ -13,11 +13,11 @@ import pytest
 from gateway.call.types import Caller
 from gateway.context.summaries import SUMMARY_S
 from gateway.core.context_budget import ContextPolicy, SummaryModel
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.strategies import strategies_of
 from gateway.core.http.request import Outgoing
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.strategies import strategies_of
 from tests.support.fakes import KEY, ROUTES, SSE, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 

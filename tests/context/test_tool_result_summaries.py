@@ -16,7 +16,7 @@ from gateway.core.context_budget import SummaryModel
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import Claim, Limits
 from gateway.core.ledger.charging import BudgetPolicy
-from gateway.core.modes.summary import LONGEST_ANSWER, MOST
+from gateway.core.modes.summary import MAX_SUMMARIES, MAX_SUMMARY_TOKENS
 from gateway.core.routing import ModelFacts
 from tests.support.fakes import KEY, PRICE, ROUTES, FakeReply, World
 from tests.support.scripted import completion
@@ -33,7 +33,7 @@ class SummingWorld(World):
     ) -> None:
         route = ROUTES.resolve(name)
         facts = ModelFacts(price=PRICE if route.provider == "q" else None, window=window)
-        model = SummaryModel(name, route, facts, LONGEST_ANSWER)
+        model = SummaryModel(name, route, facts, MAX_SUMMARY_TOKENS)
         super().__init__(budget=budget, summary_s=summary_s, result_model=model)
         self.answer: Callable[[Outgoing], FakeReply] = lambda _: said(SAID)
         self.main: Callable[[], FakeReply] = FakeReply
@@ -116,17 +116,17 @@ async def test_the_newest_results_are_summarized_and_the_others_stay_extracts(su
     class Waiting(FakeReply):
         async def chunks(self) -> AsyncIterator[bytes]:
             under_way.append(summing.upstream.open)
-            if len(under_way) == MOST:
+            if len(under_way) == MAX_SUMMARIES:
                 gate.set()
             await gate.wait()
             yield written(SAID)
 
     summing.answer = lambda _: Waiting()
-    shown = await asyncio.wait_for(summing.turn(*logs(MOST + 2)), 20)
-    assert [text.startswith(SAID) for text in shown] == [False] * 2 + [True] * MOST
-    assert len(summing.asked) == max(under_way) == MOST
-    assert await summing.turn(*logs(MOST + 2)) == shown
-    assert len(summing.asked) == MOST, "those that were passed over are decided on too"
+    shown = await asyncio.wait_for(summing.turn(*logs(MAX_SUMMARIES + 2)), 20)
+    assert [text.startswith(SAID) for text in shown] == [False] * 2 + [True] * MAX_SUMMARIES
+    assert len(summing.asked) == max(under_way) == MAX_SUMMARIES
+    assert await summing.turn(*logs(MAX_SUMMARIES + 2)) == shown
+    assert len(summing.asked) == MAX_SUMMARIES, "those that were passed over are decided on too"
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ async def test_summaries_use_a_share_of_the_remaining_tokens() -> None:
         assert [text.startswith(SAID) for text in shown] == sorted(text.startswith(SAID) for text in shown)
         counts.append(len(summing.asked))
     assert counts[0] == 0
-    assert counts[-1] == MOST
+    assert counts[-1] == MAX_SUMMARIES
     assert counts == sorted(counts)
-    assert 0 < counts[1] < MOST
+    assert 0 < counts[1] < MAX_SUMMARIES
 
 
 async def test_summaries_use_a_share_of_the_remaining_calls() -> None:

@@ -201,7 +201,7 @@ async def test_a_smaller_limit_keeps_stored_texts_and_stores_no_more() -> None:
     store = MemoryStore()
     results = ToolResultRenderer(store, 2 * SIZE)
     before = await shown(results, *TEXTS[:2])
-    results.most = 1
+    results.max_bytes = 1
     sent = await shown(results, *TEXTS)
     assert sent[:2] == before
     assert not is_short(sent[2])
@@ -304,7 +304,7 @@ async def test_the_extra_tokens_are_those_of_the_requested_summaries() -> None:
             [result(text) for text in texts], ["summary"] * len(texts), KEY, is_summarized=True
         )
         assert showing is not None
-        more.append(showing.more)
+        more.append(showing.extra_tokens)
     assert 0 < more[0] < more[1] == more[2]
 
 
@@ -327,7 +327,7 @@ async def test_without_room_for_summaries_none_are_requested() -> None:
 
 async def test_a_result_without_a_handle_is_not_pending() -> None:
     results = ToolResultRenderer(MemoryStore(), PLENTY)
-    results.most = len(LONG[0]) - 1
+    results.max_bytes = len(LONG[0]) - 1
     showing = await results.show([result(LONG[0]), result(ROWS)], ["summary"] * 2, KEY, is_summarized=True)
     assert showing is not None
     assert not showing.pending
@@ -361,4 +361,4 @@ async def test_nothing_is_pending_in_a_stricter_mode_or_without_a_model() -> Non
         showing = await results.show([result(LONG[0]), result(ROWS)], [mode] * 2, KEY, is_summarized=is_summed)  # type: ignore[list-item]
         assert showing is not None
         assert showing.pending == ()
-        assert showing.more == 0
+        assert showing.extra_tokens == 0

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from gateway.core.context_budget import ContextOptions, ContextPolicy, LengthLimit, SummaryModel, budget_of, within
+from gateway.core.context_budget import (
+    ContextOptions,
+    ContextPolicy,
+    LengthLimit,
+    SummaryModel,
+    budget_of,
+    with_call_limits,
+)
 from gateway.core.routing import ModelFacts, Route
 
 
@@ -46,7 +53,7 @@ def test_context_budget_is_the_smallest_limit(
     budget: int | None,
 ) -> None:
     asked = ContextOptions(**options)
-    assert budget_of(ContextPolicy(**policy), within(ModelFacts(**facts), asked, learned), asked) == budget
+    assert budget_of(ContextPolicy(**policy), with_call_limits(ModelFacts(**facts), asked, learned), asked) == budget
 
 
 @pytest.mark.parametrize(
@@ -62,9 +69,9 @@ def test_context_budget_is_the_smallest_limit(
 def test_beta_header_enlarges_the_window(betas: tuple[str, ...], window: int) -> None:
     facts = ModelFacts(window=200_000, betas={"wide-1": 1_000_000, "wider-1": 2_000_000, "small-1": 100_000})
     options = ContextOptions(betas=frozenset(betas))
-    assert within(facts, options, None).window == window
-    assert within(facts, options, LengthLimit(150_000)).window == 150_000
-    assert within(ModelFacts(window=5), options, None).window == 5
+    assert with_call_limits(facts, options, None).window == window
+    assert with_call_limits(facts, options, LengthLimit(150_000)).window == 150_000
+    assert with_call_limits(ModelFacts(window=5), options, None).window == 5
 
 
 def test_summary_request_leaves_room_for_its_output() -> None:

@@ -17,25 +17,25 @@ from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
-from gateway.core.counting.counted import CountedRequest, Learned, count_tokens
+from gateway.core.counting.counted import CountedRequest, LearnedCorrections, count_tokens
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import TokenizerFamilies
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import RequestParts
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Framing, Reader
-from gateway.core.fitting.recall import Recall
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy, Summarize
-from gateway.core.plan import Plan, Room, Scales, as_it_came, make_room
+from gateway.core.plan import ChoiceBudget, Plan, TokenCounters, make_room, unchanged_plan
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
+from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.reader import Framing, Reader
+from gateway.core.trimming.recall import Recall
+from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten, Strategy, Summarize
 from gateway.core.views import view_of
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
 READER = Reader(lambda messages: ESTIMATOR.message_tokens(RequestParts(wire="chat", model="gpt-4o", messages=messages)))
-SCALES = Scales(ESTIMATOR, READER)
+SCALES = TokenCounters(ESTIMATOR, READER)
 TOOL = {"type": "function", "function": {"name": "find", "description": "Finds."}}
 
 
@@ -52,23 +52,23 @@ def messages(turns: int) -> list[bytes]:
     return [json.dumps(message).encode() for message in found]
 
 
-def counted(raws: Sequence[bytes], learned: Learned | None = None) -> CountedRequest:
+def counted(raws: Sequence[bytes], learned: LearnedCorrections | None = None) -> CountedRequest:
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws)
-    return count_tokens(request, ESTIMATOR.estimate(request), learned or Learned())
+    return count_tokens(request, ESTIMATOR.estimate(request), learned or LearnedCorrections())
 
 
-def room(budget: int, **changes: Any) -> Room:
-    plain = Room(budget, ContextPolicy(), False, SessionState(), Learned(), lambda: False)
+def room(budget: int, **changes: Any) -> ChoiceBudget:
+    plain = ChoiceBudget(budget, ContextPolicy(), False, SessionState(), LearnedCorrections(), lambda: False)
     return replace(plain, **changes)
 
 
-def planned(raws: Sequence[bytes], place: Room) -> Plan:
+def planned(raws: Sequence[bytes], place: ChoiceBudget) -> Plan:
     return make_room(counted(raws, place.learned), view_of("chat", raws), Conversation.of(raws, READER), place, SCALES)
 
 
 def test_request_within_budget_is_unchanged() -> None:
     original = counted(messages(3))
-    plan = as_it_came(original, 9_999)
+    plan = unchanged_plan(original, 9_999)
     assert (plan.messages, plan.trim_decision, plan.context.budget) == (None, None, 9_999)
     assert plan.context.tokens == plan.context.original_tokens == original.expected.tokens
     assert plan.context.saved_tokens == 0
@@ -77,13 +77,13 @@ def test_request_within_budget_is_unchanged() -> None:
 @pytest.mark.parametrize("safety", [None, 1.0, 1.25, 3.0])
 def test_remaining_tokens_are_budget_minus_sent(safety: float | None) -> None:
     original = counted(messages(3))
-    context = as_it_came(original, 9_999, safety).context
+    context = unchanged_plan(original, 9_999, safety).context
     assert context.remaining is not None
     assert context.remaining == 9_999 - context.tokens - context.margin
     assert original.fits(9_999 - context.remaining, safety)
     assert not original.fits(9_999 - context.remaining - 1, safety)
-    assert as_it_came(original, original.expected.tokens - 1, safety).context.remaining == 0
-    assert as_it_came(original, None, safety).context.remaining is None
+    assert unchanged_plan(original, original.expected.tokens - 1, safety).context.remaining == 0
+    assert unchanged_plan(original, None, safety).context.remaining is None
 
 
 def test_remaining_tokens_after_trimming() -> None:
@@ -123,7 +123,7 @@ def test_safety_factor_is_kept_free() -> None:
 def test_learned_correction_of_a_session_has_room() -> None:
     key = counted(messages(1)).key
     plain = planned(messages(12), room(2_000))
-    taught = planned(messages(12), room(2_000, learned=Learned(last_turn=LastTurn(key, 600))))
+    taught = planned(messages(12), room(2_000, learned=LearnedCorrections(last_turn=LastTurn(key, 600))))
     assert plain.messages is not None
     assert taught.messages is not None
     assert taught.context.estimate + 600 <= 2_000
@@ -133,7 +133,10 @@ def test_learned_correction_of_a_session_has_room() -> None:
 
 def test_tokens_kept_by_provider_are_expected_but_cause_no_trim() -> None:
     raws = messages(12)
-    plain, kept = planned(raws, room(2_000)), planned(raws, room(2_000, learned=Learned(kept=50_000)))
+    plain, kept = (
+        planned(raws, room(2_000)),
+        planned(raws, room(2_000, learned=LearnedCorrections(stored_tokens=50_000))),
+    )
     assert kept.messages == plain.messages
     assert kept.safe_tokens == plain.safe_tokens
     assert kept.overhead == plain.overhead > 0
@@ -154,17 +157,17 @@ def test_learned_offsets_trim_like_family_numbers() -> None:
     known = Estimator(dear, lambda _: CharacterCounter(), CountCache())
     reader = Reader(lambda some: known.message_tokens(RequestParts(wire="chat", model="gpt-4o", messages=some)))
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
-    key = count_tokens(request, ESTIMATOR.estimate(request), Learned()).key
+    key = count_tokens(request, ESTIMATOR.estimate(request), LearnedCorrections()).key
     by_family = make_room(
-        count_tokens(request, known.estimate(request), Learned((), (), (), LastTurn(key, 0, 30))),
-        view_of("chat", raws), Conversation.of(raws, reader), room(2_000), Scales(known, reader),
+        count_tokens(request, known.estimate(request), LearnedCorrections((), (), (), LastTurn(key, 0, 30))),
+        view_of("chat", raws), Conversation.of(raws, reader), room(2_000), TokenCounters(known, reader),
     )  # fmt: skip
-    learned = Learned((), (), (Residual(each * 33, 32),), LastTurn(key, each * 30, 30, each * 32, 32))
+    learned = LearnedCorrections((), (), (Residual(each * 33, 32),), LastTurn(key, each * 30, 30, each * 32, 32))
     original = count_tokens(request, ESTIMATOR.estimate(request), learned)
-    framed = READER.counts(READER._count_tokens, "", Framing(call=round(original.expected.frame)))
+    framed = READER.with_counter(READER._count_tokens, "", Framing(call=round(original.expected.frame)))
     by_learning = make_room(
         original, view_of("chat", raws), Conversation.of(raws, framed),
-        room(2_000, learned=learned), Scales(ESTIMATOR, framed),
+        room(2_000, learned=learned), TokenCounters(ESTIMATOR, framed),
     )  # fmt: skip
     assert by_learning.messages == by_family.messages is not None
     assert abs(by_learning.context.tokens - by_family.context.tokens) <= 1
@@ -180,7 +183,7 @@ def test_correction_learned_without_image_applies_after_image_is_trimmed(added: 
         b'{"role": "assistant", "content": "A parcel."}',
         b'{"role": "user", "content": "Where are all of them?"}',
     ]
-    learned = Learned(last_turn=LastTurn(counted(messages(1)).key, added, 4))
+    learned = LearnedCorrections(last_turn=LastTurn(counted(messages(1)).key, added, 4))
     original = counted(raws, learned)
     assert original.expected.last is None
     plan = planned(raws, room(3_000, learned=learned))
@@ -198,8 +201,8 @@ def test_correction_learned_without_image_applies_after_image_is_trimmed(added: 
 def test_dropped_calls_take_no_room(each: int) -> None:
     raws = messages(400)
     request = RequestParts(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
-    key = count_tokens(request, ESTIMATOR.estimate(request), Learned()).key
-    learned = Learned(last_turn=LastTurn(key, each * 10, 10, each * 32, 32))
+    key = count_tokens(request, ESTIMATOR.estimate(request), LearnedCorrections()).key
+    learned = LearnedCorrections(last_turn=LastTurn(key, each * 10, 10, each * 32, 32))
     original = count_tokens(request, ESTIMATOR.estimate(request), learned)
     plan = make_room(
         original, view_of("chat", raws), Conversation.of(raws, READER),
@@ -254,7 +257,7 @@ def test_overflow_names_the_largest_message() -> None:
 def test_tools_over_budget_are_named() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "word " * 500}}
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
-    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
+    original = count_tokens(request, ESTIMATOR.estimate(request), LearnedCorrections())
     with pytest.raises(BudgetTooSmall, match=r"Offer fewer tools") as refused:
         make_room(original, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
@@ -262,7 +265,7 @@ def test_tools_over_budget_are_named() -> None:
 
 def test_long_field_over_budget_is_not_blamed_on_a_message() -> None:
     request = RequestParts(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
-    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
+    original = count_tokens(request, ESTIMATOR.estimate(request), LearnedCorrections())
     with pytest.raises(BudgetTooSmall, match=r"long fields"):
         make_room(original, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
 
@@ -270,7 +273,7 @@ def test_long_field_over_budget_is_not_blamed_on_a_message() -> None:
 @pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
 def test_request_without_messages_is_refused_or_unchanged(wire: Wire) -> None:
     request = RequestParts(wire=wire, model="gpt-4o", provider="openai", messages=[])
-    original = count_tokens(request, ESTIMATOR.estimate(request), Learned())
+    original = count_tokens(request, ESTIMATOR.estimate(request), LearnedCorrections())
     parts = original, view_of(wire, []), Conversation.of([], READER)
     with pytest.raises(BudgetTooSmall):
         make_room(*parts, room(1), SCALES)
@@ -291,7 +294,7 @@ def test_margin_alone_causes_no_refusal() -> None:
 def test_tokens_billed_beyond_estimate_have_room(safety: float | None, margin: int) -> None:
     raws = messages(12)
     least = counted([raws[0], raws[1], *raws[-2:]])
-    learned = Learned(last_turn=LastTurn(least.key, 400))
+    learned = LearnedCorrections(last_turn=LastTurn(least.key, 400))
     budget = least.estimate.tokens + 400 + margin
     context = planned(raws, room(budget, policy=ContextPolicy(safety=safety), learned=learned)).context
     assert budget - 0.5 * margin - 200 < context.tokens <= budget
@@ -302,7 +305,7 @@ def test_learned_correction_alone_causes_no_refusal(of_this_session: bool) -> No
     raws = messages(4)
     original = counted([raws[0], raws[1], *raws[-2:]])
     last = LastTurn(original.key, 5_000) if of_this_session else None
-    learned = Learned(offsets=(Residual(5_000, 1_000),) * 3, last_turn=last)
+    learned = LearnedCorrections(offsets=(Residual(5_000, 1_000),) * 3, last_turn=last)
     assert planned(raws, room(original.estimate.tokens + 5, learned=learned)).messages is not None
     with pytest.raises(ContextOverflow):
         planned(raws, room(original.estimate.tokens - 5, learned=learned))
@@ -353,7 +356,7 @@ def elements(wire: Wire, turns: int) -> list[bytes]:
     return [task, *(raw for number in range(turns) for raw in element(wire, number))]
 
 
-def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[Any] = ()) -> Plan:
+def planned_as(wire: Wire, raws: Sequence[bytes], place: ChoiceBudget, tools: Sequence[Any] = ()) -> Plan:
     model = "gpt-4o" if wire == "responses" else "claude-sonnet-4-5"
     request = RequestParts(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
     original = count_tokens(request, ESTIMATOR.estimate(request), place.learned)
@@ -365,7 +368,7 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
         view.messages, reader,
         pinned=view.held, following=view.following, keep_last_turns=place.policy.keep_last_turns,
     )  # fmt: skip
-    return make_room(original, view, conversation, place, Scales(ESTIMATOR, reader))
+    return make_room(original, view, conversation, place, TokenCounters(ESTIMATOR, reader))
 
 
 ODD = [
@@ -580,7 +583,7 @@ def test_finished_run_of_one_reasoning_is_dropped_whole() -> None:
 # --- summaries ----------------------------------------------------------------------------------------------------
 
 
-def summing(window: int | None = 8_000, **changes: Any) -> Room:
+def summing(window: int | None = 8_000, **changes: Any) -> ChoiceBudget:
     facts = ModelFacts(window=window, output=150)
     model = SummaryModel("short", Route("other", "short-1"), facts, 200)
     fit = TrimPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop()))

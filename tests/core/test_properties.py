@@ -191,7 +191,7 @@ def test_any_split_of_a_chat_stream_is_metered_alike_and_only_usage_chunks_are_m
     assert b"[DONE]" not in out
     out += meter.close()
     assert out == whole.feed(stream) + whole.close()
-    assert meter.answer() == whole.answer()
+    assert meter.response() == whole.response()
     kept = [chunk for chunk in chunks if not (drop and b'"choices":[],"usage"' in chunk)]
     assert out == b"".join(kept) + b"data: [DONE]\n\n"
 
@@ -435,7 +435,7 @@ def test_unknown_fields_survive_a_change(unknown: dict[str, Any], model: str, st
     body.pop("stream_options", None)
     raw = json.dumps(body).encode()
     call = CHAT.read(raw)
-    sent = call.written(model, CHAT.usage_option(call) if ask else {})
+    sent = call.with_model(model, CHAT.usage_option(call) if ask else {})
     if model == "alias" and not (ask and stream):
         assert sent is raw
         return

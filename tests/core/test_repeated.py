@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import digest
-from gateway.core.repeated import Repeated, digest_again
+from gateway.core.repeated import Repeated, cached_digest
 
 LONG = b"a" * 4_000
 
@@ -20,7 +20,7 @@ def test_bytes_that_differ_outside_samples_are_different_keys() -> None:
     assert hash(Repeated(LONG)) == hash(Repeated(other)), "else this says nothing"
     assert Repeated(LONG) != Repeated(other)
     assert {Repeated(LONG): 1, Repeated(other): 2} == {Repeated(bytes(bytearray(LONG))): 1, Repeated(other): 2}
-    assert digest_again(LONG) != digest_again(other)
+    assert cached_digest(LONG) != cached_digest(other)
 
 
 def test_key_differs_from_other_types() -> None:
@@ -30,4 +30,4 @@ def test_key_differs_from_other_types() -> None:
 @given(st.sampled_from([0, 1, 511, 512, 4_000, 64 * 1024 - 1, 64 * 1024, 70_000]))
 def test_the_digest_is_that_of_the_bytes_however_many(size: int) -> None:
     raw = bytes(index % 251 for index in range(size))
-    assert digest_again(raw) == digest_again(bytes(bytearray(raw))) == digest(raw)
+    assert cached_digest(raw) == cached_digest(bytes(bytearray(raw))) == digest(raw)

@@ -82,16 +82,16 @@ def test_without_a_default_provider_an_unknown_model_is_refused_with_the_remedy(
 
 @pytest.mark.parametrize(("anthropic", "provider"), [(True, "anthropic"), (False, "openai")])
 def test_path_without_model_goes_to_provider_of_its_api(routes: Routes, anthropic: bool, provider: str) -> None:
-    assert routes.without_model(anthropic) == provider
+    assert routes.provider_without_model(anthropic) == provider
 
 
 def test_a_path_without_a_model_goes_to_the_default_where_anthropic_is_not_configured() -> None:
-    assert Routes([], ["openai"], "openai").without_model(anthropic=True) == "openai"
+    assert Routes([], ["openai"], "openai").provider_without_model(anthropic=True) == "openai"
 
 
 def test_a_path_without_a_model_and_without_a_default_is_refused() -> None:
     with pytest.raises(UnknownModel, match="names no model"):
-        Routes([], ["openai"], None).without_model(anthropic=False)
+        Routes([], ["openai"], None).provider_without_model(anthropic=False)
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,21 @@ def test_model_is_found_by_its_name_at_the_provider() -> None:
         ModelRule("gpt-*", "groq", shares=(("groq", 1.0), ("openai", 1.0))),
     ]
     routes = Routes(rules, PROVIDERS, None)
-    assert routes.named_at("openai", "openai/o1-pro") == Route("openai", "openai/o1-pro", rules[1])
-    assert routes.named_at("openai", "real") == Route("openai", "real", rules[2])
-    assert routes.named_at("openai", "alias") == Route("openai", "alias"), "no provider knows an alias of ours"
-    assert routes.named_at("openai", "gpt-5") == Route("openai", "gpt-5", rules[3])
-    assert routes.named_at("groq", "groq/x") == Route("groq", "groq/x")
+    assert routes.route_at("openai", "openai/o1-pro") == Route("openai", "openai/o1-pro", rules[1])
+    assert routes.route_at("openai", "real") == Route("openai", "real", rules[2])
+    assert routes.route_at("openai", "alias") == Route("openai", "alias"), "no provider knows an alias of ours"
+    assert routes.route_at("openai", "gpt-5") == Route("openai", "gpt-5", rules[3])
+    assert routes.route_at("groq", "groq/x") == Route("groq", "groq/x")
 
 
 def test_route_of_earlier_call_is_found_by_its_rule() -> None:
     rules = [ModelRule("cheap", "openai", "real"), ModelRule("dear", "openai", "real")]
     routes = Routes(rules, PROVIDERS, None)
     for rule in rules:
-        found = routes.taken("openai", "real", rule.match)
+        found = routes.route_of_call("openai", "real", rule.match)
         assert (found, found.rule) == (routes.resolve(rule.match), rule)
-    assert routes.taken("openai", "real", None) == Route("openai", "real")
-    assert routes.taken("openai", "real", "gone") == Route("openai", "real")
+    assert routes.route_of_call("openai", "real", None) == Route("openai", "real")
+    assert routes.route_of_call("openai", "real", "gone") == Route("openai", "real")
 
 
 def test_the_names_of_models_are_those_of_rules_that_are_no_patterns(routes: Routes) -> None:

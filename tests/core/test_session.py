@@ -12,7 +12,7 @@ from gateway.core.session import (
     MAX_UNREAD,
     Remembered,
     SessionState,
-    kept_as,
+    kept_text,
 )
 from gateway.core.steps import StepState
 from gateway.core.thinking_origin import ThinkingOrigin
@@ -118,34 +118,34 @@ def test_longest_unused_agent_is_dropped() -> None:
 
 
 def test_kept_tokens_are_found_by_any_id_at_the_provider() -> None:
-    known = Remembered(kept=kept_as("p", ("resp_1", "conv_1"), 6_000))
-    assert known.kept_by("p", ("resp_1",)) == known.kept_by("p", ("conv_1",)) == 6_000
-    assert known.kept_by("q", ("resp_1",)) == known.kept_by("p", ("resp_2",)) == known.kept_by("p", ()) == 0
+    known = Remembered(kept=kept_text("p", ("resp_1", "conv_1"), 6_000))
+    assert known.kept_tokens("p", ("resp_1",)) == known.kept_tokens("p", ("conv_1",)) == 6_000
+    assert known.kept_tokens("q", ("resp_1",)) == known.kept_tokens("p", ("resp_2",)) == known.kept_tokens("p", ()) == 0
 
 
 def test_newest_kept_entry_counts_and_oldest_are_dropped() -> None:
     kept = ""
     for number in range(20):
-        kept = (kept_as("p", (f"resp_{number}",), number + 1) + kept_as("p", ("conv",), number) + kept)[:MAX_KEPT]
+        kept = (kept_text("p", (f"resp_{number}",), number + 1) + kept_text("p", ("conv",), number) + kept)[:MAX_KEPT]
     known = Remembered(kept=kept)
-    assert known.kept_by("p", ("conv",)) == 19
-    found = [number for number in range(20) if known.kept_by("p", (f"resp_{number}",))]
+    assert known.kept_tokens("p", ("conv",)) == 19
+    found = [number for number in range(20) if known.kept_tokens("p", (f"resp_{number}",))]
     assert found == list(range(12, 20))
-    assert known.kept_by("p", ("resp_13", "conv")) == 19
+    assert known.kept_tokens("p", ("resp_13", "conv")) == 19
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(-5, 0), (0, 0), (16**8, 16**8 - 1), (10**40, 16**8 - 1)])
 def test_kept_entries_have_a_fixed_width(tokens: int, kept: int) -> None:
-    written = kept_as("p", ("r" * 100_000, "\ud83d"), tokens)
-    assert len(written) == 2 * len(kept_as("p", ("r",), 1))
-    assert Remembered(kept=written).kept_by("p", ("\ud83d",)) == kept
+    written = kept_text("p", ("r" * 100_000, "\ud83d"), tokens)
+    assert len(written) == 2 * len(kept_text("p", ("r",), 1))
+    assert Remembered(kept=written).kept_tokens("p", ("\ud83d",)) == kept
 
 
 @pytest.mark.parametrize("damage", ["x", "zz", "00"])
 def test_damaged_kept_text_gives_zero(damage: str) -> None:
-    written = kept_as("p", ("r",), 6_000)
-    assert Remembered(kept=written[:16] + damage).kept_by("p", ("r",)) == 0
-    assert Remembered(kept=damage + written).kept_by("p", ("r",)) == 0
+    written = kept_text("p", ("r",), 6_000)
+    assert Remembered(kept=written[:16] + damage).kept_tokens("p", ("r",)) == 0
+    assert Remembered(kept=damage + written).kept_tokens("p", ("r",)) == 0
 
 
 def test_oldest_thinking_origins_are_dropped() -> None:

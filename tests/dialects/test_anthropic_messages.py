@@ -91,12 +91,12 @@ def test_invalid_messages_request_is_refused_with_the_field_name(body: bytes, pa
 
 def test_unchanged_request_keeps_its_bytes() -> None:
     result = call(stream=True)
-    assert result.written("asked", DIALECT.usage_option(result)) is result.body
+    assert result.with_model("asked", DIALECT.usage_option(result)) is result.body
 
 
 def test_only_changed_fields_get_new_bytes() -> None:
     result = DIALECT.read(b'{ "system" : [ ],"model":"alias","messages":[ {} ],"max_tokens": 9e0}')
-    sent = result.written("real", {"max_tokens": 5, "messages": join([b'{"role": "user"}', b"{}"])})
+    sent = result.with_model("real", {"max_tokens": 5, "messages": join([b'{"role": "user"}', b"{}"])})
     assert sent == b'{"system":[ ],"model":"real","messages":[{"role": "user"},{}],"max_tokens":5}'
 
 
@@ -303,9 +303,9 @@ def test_after_a_refusal_the_fallback_model_is_the_model_of_the_response() -> No
     content = [one["content_block"] for one in blocks if "content_block" in one]
     whole = DIALECT.answer(json.dumps({"model": "third", "content": content}).encode())
     for result in (whole, answer_to(start(), *blocks)):
-        assert (result.declined, result.model, result.refusal) == (("bio", None), "third", None)
+        assert (result.fallback_refusals, result.model, result.refusal) == (("bio", None), "third", None)
     unread = [block("fallback"), block("fallback", trigger=7, to=7), block("fallback", trigger={}, to={"model": 7})]
-    assert answer_to(start(), *unread).declined == (None, None, None)
+    assert answer_to(start(), *unread).fallback_refusals == (None, None, None)
     assert answer_to(start(), *unread).model == "claude"
 
 
@@ -379,12 +379,12 @@ def cut_after(*events: object) -> list[Any]:
     meter = StreamMeter(DIALECT.reader(call(), drop_usage=True))
     for event in events:
         meter.feed(b"data: " + json.dumps(event).encode() + b"\n\n")
-    blocks = meter.cut_short().decode().removesuffix("\n\n").split("\n\n")
+    blocks = meter.end_at_limit().decode().removesuffix("\n\n").split("\n\n")
     result = [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
     assert [f"event: {event['type']}" for event in result] == [block.partition("\n")[0] for block in blocks]
-    assert meter.answer().finish_reason == next(
+    assert meter.response().finish_reason == next(
         (event["delta"]["stop_reason"] for event in result if event["type"] == "message_delta"),
-        meter.answer().finish_reason,
+        meter.response().finish_reason,
     )
     return result
 

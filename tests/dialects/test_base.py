@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.core.counting.request import decoded
+from gateway.core.counting.request import decode_piece
 from gateway.core.errors import InvalidRequest
 from gateway.core.http.sse import MAX_EVENT_BYTES
 from gateway.core.identity import hash_of, text_of
 from gateway.dialects.base import EventReader, ParsedResponse, StreamMeter, Verdict
-from gateway.dialects.fields import decode, flag_field, read_fields, read_piece, string_field, write_fields
-from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.fields import decode, flag_field, parse_piece, read_fields, string_field, write_fields
+from gateway.dialects.opening import identifying_text, identifying_texts
 from gateway.dialects.texts import estimate, texts, token_ids
 from tests.support.nesting import DEEP
 from tests.support.timing import count_calls, in_time
@@ -207,7 +207,7 @@ def test_any_value_from_outside_is_decoded_or_none(raw: bytes, value: object) ->
     ],
 )  # fmt: skip
 def test_piece_of_json_is_decoded_as_by_the_standard_library(raw: bytes) -> None:
-    assert repr(read_piece(raw)) == repr(decoded(raw))
+    assert repr(parse_piece(raw)) == repr(decode_piece(raw))
 
 
 def test_not_a_number_is_decoded() -> None:
@@ -329,9 +329,9 @@ def test_token_ids_between_many_texts_are_not_undercounted() -> None:
 
 def test_small_content_is_identified_by_its_text() -> None:
     content = [{"type": "text", "text": "a"}, {"b": 1, "a": [2], "cache_control": {}}, 7, None, "x"]
-    assert opening_text(raw_of(content)) == text_of(content)
-    assert opening_items(raw_of([{"role": "user", "content": content}])) == [text_of(content)]
-    assert opening_items(raw_of([{"role": "user"}])) == ["null"]
+    assert identifying_text(raw_of(content)) == text_of(content)
+    assert identifying_texts(raw_of([{"role": "user", "content": content}])) == [text_of(content)]
+    assert identifying_texts(raw_of([{"role": "user"}])) == ["null"]
 
 
 @pytest.mark.parametrize("size", [100, 1_000_000])
@@ -340,12 +340,12 @@ def test_text_identifies_itself_with_any_length_and_cache_mark(size: int, as_par
     text = "é\n" * size
     first = raw_of([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}, "b"] if as_part else text)
     later = raw_of([{"text": text, "type": "text"}, "b"] if as_part else text)
-    assert opening_text(first) == opening_text(later) == (text + "\nb" if as_part else text)
+    assert identifying_text(first) == identifying_text(later) == (text + "\nb" if as_part else text)
 
 
 def test_a_large_part_without_text_is_identified_by_its_bytes() -> None:
     def opening(end: str) -> str:
-        return opening_text(raw_of([{"text": "a"}, {"image": "x" * 100_000 + end}, {"text": 7}, [1]]))
+        return identifying_text(raw_of([{"text": "a"}, {"image": "x" * 100_000 + end}, {"text": 7}, [1]]))
 
     assert opening("1") == opening("1") != opening("2")
     text, image, number, nested = opening("1").split("\n")
@@ -357,44 +357,44 @@ def test_a_large_part_without_text_is_identified_by_its_bytes() -> None:
 @pytest.mark.parametrize("value", [{"a": "x" * 100_000}, [{}] * 100_000])
 def test_large_content_that_is_not_a_list_is_identified_by_its_bytes(value: object) -> None:
     raw = raw_of(value)
-    assert opening_text(raw) == hash_of(bytes(raw))
+    assert identifying_text(raw) == hash_of(bytes(raw))
 
 
 def test_large_object_with_text_is_identified_by_its_text() -> None:
-    assert opening_text(raw_of({"text": "x" * 100_000})) == "x" * 100_000
+    assert identifying_text(raw_of({"text": "x" * 100_000})) == "x" * 100_000
 
 
 @pytest.mark.parametrize("before", [0, 1, 15, 16, 17, 500, 1_022])
 def test_first_user_item_is_found_after_many_others(before: int) -> None:
     items = [{"role": "assistant"}] * before + [{"role": "user", "content": "u"}, {"role": "user", "content": "v"}]
-    assert opening_items(raw_of(items)) == ["u"]
-    assert opening_items(raw_of(items[:before])) == []
+    assert identifying_texts(raw_of(items)) == ["u"]
+    assert identifying_texts(raw_of(items[:before])) == []
 
 
 def test_number_of_examined_items_is_limited() -> None:
-    assert opening_items(raw_of([{"role": "system", "content": "s"}] * 3_000)) == ["s"] * 1_024
+    assert identifying_texts(raw_of([{"role": "system", "content": "s"}] * 3_000)) == ["s"] * 1_024
 
 
 @pytest.mark.parametrize(
     "item", [b'{"role":"user","role":"assistant","content":"x"}', b'{"role":"assistant","r":"user"}']
 )
 def test_item_of_another_role_does_not_identify_a_conversation(item: bytes) -> None:
-    assert opening_items(msgspec.Raw(b"[" + item + b"]")) == []
+    assert identifying_texts(msgspec.Raw(b"[" + item + b"]")) == []
 
 
 def test_role_is_read_in_any_spelling_unless_it_is_too_long() -> None:
     spelled = "".join(f"\\u{ord(letter):04x}" for letter in "developer")
     item = f'{{"\\u0072ole" : "{spelled}", "content":"x"}}'.encode()
-    assert opening_items(msgspec.Raw(b"[" + item + b"]")) == ["x"]
-    assert opening_items(raw_of([{"role": "user" * 100, "content": "x"}])) == []
+    assert identifying_texts(msgspec.Raw(b"[" + item + b"]")) == ["x"]
+    assert identifying_texts(raw_of([{"role": "user" * 100, "content": "x"}])) == []
 
 
 def test_value_that_is_not_a_list_is_identified_as_a_whole() -> None:
-    assert opening_items(None) == []
-    assert opening_items(raw_of("hello")) == ["hello"]
-    assert opening_items(msgspec.Raw(b"[1")) == [hash_of(b"[1")]
+    assert identifying_texts(None) == []
+    assert identifying_texts(raw_of("hello")) == ["hello"]
+    assert identifying_texts(msgspec.Raw(b"[1")) == [hash_of(b"[1")]
     broken = b"[1," + b"x" * 100_000
-    assert opening_text(msgspec.Raw(broken)) == hash_of(broken)
+    assert identifying_text(msgspec.Raw(broken)) == hash_of(broken)
 
 
 # --- hostile shapes ----------------------------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_hostile_body_is_handled_without_examining_all_parts(shape: str) -> None
 
     def work() -> None:
         fields = read_fields(body)
-        opening_items(fields["messages"])
+        identifying_texts(fields["messages"])
         estimate(texts(fields["messages"]))
 
     with in_time():
@@ -445,7 +445,7 @@ def test_body_with_many_parts_is_read_without_decoding_them() -> None:
     fields = read_fields(HOSTILE["empty parts"]())
     tracemalloc.start()
     try:
-        opening_items(fields["messages"])
+        identifying_texts(fields["messages"])
         list(texts(fields["messages"]))
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -503,7 +503,7 @@ def meter_all(pieces: Iterable[bytes], plain: int | None = None) -> tuple[list[b
     meter = StreamMeter(reader)
     passed = [meter.feed(piece) for piece in pieces]
     tail = meter.close()
-    meter.answer()
+    meter.response()
     return passed, tail, reader
 
 
@@ -611,7 +611,7 @@ def test_event_without_blank_line_is_read_at_the_end(rest: bytes, tail: bytes, e
 def test_end_of_a_broken_stream_does_not_damage_the_next_event(rest: bytes, tail: bytes) -> None:
     meter = StreamMeter(Reader())
     assert meter.feed(b"data: x\n\n" + rest) == b"data: x\n\n"
-    assert meter.broken_off() == tail
+    assert meter.close_broken() == tail
 
 
 def test_deferred_events_are_read_before_the_result_is_returned() -> None:
@@ -619,8 +619,8 @@ def test_deferred_events_are_read_before_the_result_is_returned() -> None:
     meter = StreamMeter(reader)
     assert meter.feed(b"data: a\n\n") == b"data: a\n\n"
     assert reader.seen == []
-    assert meter.answer().output_estimate == 1
-    assert meter.answer().output_estimate == 1
+    assert meter.response().output_estimate == 1
+    assert meter.response().output_estimate == 1
 
 
 def test_deferred_events_are_read_in_order_before_one_that_cannot_wait() -> None:

@@ -16,7 +16,7 @@ from gateway.dialects.compaction import (
     asks_for_compaction,
     compacted_response,
     compaction_in,
-    expanded,
+    expand,
     handle_of,
     handles_in,
     is_unsupported,
@@ -51,7 +51,7 @@ def item(handle: str) -> dict[str, Any]:
 
 def opened(items: list[Any], compacted: list[Any]) -> Any:
     handle = handle_of("", "x")
-    result = expanded(call([item(handle) if one is None else one for one in items]), {handle: json.dumps(compacted)})
+    result = expand(call([item(handle) if one is None else one for one in items]), {handle: json.dumps(compacted)})
     assert json.loads(result.body)["input"] == json.loads(bytes(result.fields["input"]))
     return json.loads(result.body)["input"]
 

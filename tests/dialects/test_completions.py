@@ -35,7 +35,7 @@ def cut_after(*chunks: object) -> list[Any]:
     meter = StreamMeter(DIALECT.reader(call(), drop_usage=True))
     for chunk in chunks:
         meter.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    *events, done = meter.cut_short().decode().removesuffix("\n\n").split("\n\n")
+    *events, done = meter.end_at_limit().decode().removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
@@ -78,12 +78,12 @@ def test_invalid_completions_request_is_refused_with_the_field_name(body: bytes,
 )
 def test_unchanged_request_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
     result = call(**fields)
-    assert result.written("m", DIALECT.usage_option(result) if ask else {}) is result.body
+    assert result.with_model("m", DIALECT.usage_option(result) if ask else {}) is result.body
 
 
 def test_usage_option_is_added_and_every_other_byte_kept() -> None:
     result = DIALECT.read(b'{ "x" : 1e2,"model":"alias","prompt":[ 1,2 ],"stream":true}')
-    sent = result.written("real", {"max_tokens": 5, **DIALECT.usage_option(result)})
+    sent = result.with_model("real", {"max_tokens": 5, **DIALECT.usage_option(result)})
     assert sent == (
         b'{"x":1e2,"model":"real","prompt":[ 1,2 ],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}'
     )

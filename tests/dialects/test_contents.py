@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.conversation.message import keys_of, plain
+from gateway.core.conversation.message import keys_of, without_cache_marks
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.sums import MessageSums
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Call
-from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
+from gateway.dialects.contents import MAX_MESSAGES, Contents, contents_of
 from gateway.dialects.fields import read_fields
-from gateway.dialects.server_state import kept_by_provider
+from gateway.dialects.server_state import references_to_stored
 
 MARKED = b'{"role": "user", "cache_control": {"type": "ephemeral"}}'
 
@@ -60,8 +60,8 @@ def test_a_body_without_messages_has_no_contents() -> None:
 
 
 def test_too_many_messages_are_not_parsed() -> None:
-    assert contents_of(call({"messages": [1] * (MOST_MESSAGES + 1)}), "chat") is None
-    assert contents_of(call({"messages": [1] * MOST_MESSAGES}), "chat") is not None
+    assert contents_of(call({"messages": [1] * (MAX_MESSAGES + 1)}), "chat") is None
+    assert contents_of(call({"messages": [1] * MAX_MESSAGES}), "chat") is not None
 
 
 def peak_of(work: Callable[[], object]) -> int:
@@ -88,7 +88,7 @@ def test_too_large_body_takes_no_more_memory_than_its_bytes(array: bytes) -> Non
     assert contents_of(many, "chat") is None
     assert contents_of(call(b'{"prompt":' + array + b"}"), "completions") is None
     assert peak_of(lambda: contents_of(many, "chat")) < len(array) + 2**20
-    assert peak_of(lambda: kept_by_provider(many.fields, "messages")) < len(array) + 2**20
+    assert peak_of(lambda: references_to_stored(many.fields, "messages")) < len(array) + 2**20
 
 
 @pytest.mark.parametrize("field", ["tools", "functions"])
@@ -228,8 +228,8 @@ def test_messages_and_bounds_are_the_same_with_any_cached_prefix(
         first, stop = some
         assert found.between(first, stop) == tuple(everything[:end][first:stop])
         assert found.messages == tuple(everything[:end])
-        plains = tuple(plain(raw) for raw in everything[:end])
-        settled = plains[:-1] if found.fresh else plains
-        cached_prefix = CachedPrefix(found.settled, found.bounds, keys_of(settled), "", MessageSums())
+        plains = tuple(without_cache_marks(raw) for raw in everything[:end])
+        settled = plains[:-1] if found.new_messages else plains
+        cached_prefix = CachedPrefix(found.text_before_last, found.bounds, keys_of(settled), "", MessageSums())
         assert cached_prefix.messages == settled
-        known.keep("chat", cached_prefix, instead_of=found.start)
+        known.keep("chat", cached_prefix, instead_of=found.cached_prefix)

@@ -235,7 +235,7 @@ def test_client_marks_are_removed_before_provider_counting(path: str, field: str
     dialect = endpoint("POST", path).dialect
     call = dialect.read(json.dumps({"model": "m", field: [marked, message], "x_gateway": 1}).encode())
     assert json.loads(call.body) == {"model": "m", field: [message, message], "x_gateway": 1}
-    assert json.loads(call.written("n", {})) == {"model": "n", field: [message, message], "x_gateway": 1}
+    assert json.loads(call.with_model("n", {})) == {"model": "n", field: [message, message], "x_gateway": 1}
     for plain in (
         b'{"model": "m",  "%b": [{"text": "\\"x_gateway\\""}]}' % field.encode(),
         b'"x_gateway"',
@@ -306,7 +306,7 @@ def test_methods_without_body_have_none_below_a_model_path(method: str, path: st
 )
 def test_paths_that_fetch_an_earlier_response(method: str, path: str, fetched: str | None) -> None:
     result = endpoint(method, path)
-    assert result.fetches == fetched
+    assert result.fetched_id == fetched
     assert not (result.metered and fetched)
 
 
@@ -327,14 +327,14 @@ def test_paths_that_fetch_an_earlier_response(method: str, path: str, fetched: s
     ],
 )
 def test_paths_about_an_earlier_response(method: str, path: str, about: str | None) -> None:
-    assert endpoint(method, path).about == about
+    assert endpoint(method, path).response_id == about
 
 
 def test_calls_that_may_continue_an_earlier_response() -> None:
     paths = ["responses", "responses/compact", "responses/input_tokens", "chat/completions", "messages", "embeddings"]
-    assert [path for path in paths if endpoint("POST", path).may_go_on] == paths[:3]
+    assert [path for path in paths if endpoint("POST", path).may_continue] == paths[:3]
 
 
 def test_cancel_that_asks_for_a_response_is_a_call() -> None:
     result = endpoint("POST", "responses/resp_1/cancel", body=b'{"model": "m", "input": "hi"}')
-    assert (result.metered, result.fetches) == (True, None)
+    assert (result.metered, result.fetched_id) == (True, None)

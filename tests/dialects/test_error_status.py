@@ -16,7 +16,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.dialects import openai_errors
-from gateway.dialects.error_status import plain, status_of
+from gateway.dialects.error_status import status_of, unwrapped
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_unreadable_error_has_a_status() -> None:
 
 def test_error_is_unwrapped_from_its_response() -> None:
     said = json.dumps({"type": "response.failed", "response": {"error": {"code": "c"}}}).encode()
-    assert json.loads(plain(said)) == {"error": {"code": "c"}}
-    assert plain(b"{}") == b"{}"
+    assert json.loads(unwrapped(said)) == {"error": {"code": "c"}}
+    assert unwrapped(b"{}") == b"{}"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from gateway.dialects.error_text import messages_in, parsed
+from gateway.dialects.error_text import messages_in, parse_json
 
 
 def texts(body: object) -> list[str]:
@@ -34,6 +34,6 @@ def test_messages_have_their_fields_and_each_object_ends_with_an_empty_text() ->
 
 
 def test_only_whole_json_is_parsed() -> None:
-    assert parsed('{"a": 1}') == {"a": 1}
-    assert parsed('{"a": ') is None
-    assert parsed("1") is None
+    assert parse_json('{"a": 1}') == {"a": 1}
+    assert parse_json('{"a": ') is None
+    assert parse_json("1") is None

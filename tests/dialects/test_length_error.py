@@ -531,5 +531,5 @@ def test_no_mutation_of_a_refusal_raises() -> None:
             data[start : start + chance.randint(0, 9)] = chance.randbytes(chance.randint(0, 4))
         result = length_error(400, bytes(data))
         assert result is None or all(
-            number is None or number >= 0 for number in (result.limit, result.asked, result.output)
+            number is None or number >= 0 for number in (result.limit, result.input_tokens, result.output)
         )

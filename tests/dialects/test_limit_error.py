@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.dialects.limit_error import AS_USUAL, LimitRefusal, OutputRule, limit_refusal
+from gateway.dialects.limit_error import NO_OUTPUT_RULE, LimitRefusal, OutputRule, limit_refusal
 from tests.dialects.test_length_error import HOSTILE, OTHERS, REFUSALS
 from tests.support.timing import in_time
 
@@ -162,14 +162,14 @@ OTHER: list[tuple[str, int, object]] = [
 def test_the_largest_output_limit_is_read_from_a_refusal(source: str, body: object, sent: int, most: int) -> None:
     result = read(body)
     assert result is not None
-    assert (result.most_below(sent), result.instead) == (most, "")
+    assert (result.largest_below(sent), result.field_to_use) == (most, "")
 
 
 @pytest.mark.parametrize(("source", "status", "body", "field"), NOT_TAKEN, ids=[row[0] for row in NOT_TAKEN])
 def test_accepted_field_name_is_read_from_a_refusal(source: str, status: int, body: object, field: str) -> None:
     result = read(body, status)
     assert result is not None
-    assert (result.instead, result.numbers) == (field, ())
+    assert (result.field_to_use, result.numbers) == (field, ())
 
 
 @pytest.mark.parametrize(("source", "status", "body"), OTHER, ids=[row[0] for row in OTHER])
@@ -183,19 +183,19 @@ def test_length_error_is_not_an_output_limit_error(source: str, status: int, bod
 
 
 def test_number_not_below_the_sent_limit_is_not_a_limit() -> None:
-    assert LimitRefusal((8192, 4096)).most_below(4096) is None
-    assert LimitRefusal((1, 0)).most_below(5) is None
+    assert LimitRefusal((8192, 4096)).largest_below(4096) is None
+    assert LimitRefusal((1, 0)).largest_below(5) is None
 
 
 def test_rule_changes_the_field_once_and_the_number_downwards() -> None:
-    named = AS_USUAL.after(LimitRefusal(instead="max_tokens"), 900)
+    named = NO_OUTPUT_RULE.after(LimitRefusal(field_to_use="max_tokens"), 900)
     assert named == OutputRule("max_tokens", None)
-    assert named.after(LimitRefusal(instead="max_completion_tokens"), 900) is None
+    assert named.after(LimitRefusal(field_to_use="max_completion_tokens"), 900) is None
     lower = named.after(LimitRefusal((1, 800)), 900)
     assert lower == OutputRule("max_tokens", 800)
     assert lower.after(LimitRefusal((1, 800)), 800) == OutputRule("max_tokens", 750)
     assert lower.after(LimitRefusal((1, 900)), 800) is None
-    assert AS_USUAL.after(LimitRefusal((1, 900)), 900) is None
+    assert NO_OUTPUT_RULE.after(LimitRefusal((1, 900)), 900) is None
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)

@@ -10,11 +10,11 @@ import pytest
 
 from gateway.core.counting.measure import Wire
 from gateway.dialects.limits import (
-    answers_asked,
     default_limit,
-    is_loose,
-    least_output,
+    may_be_ignored,
+    minimum_output,
     output_limit,
+    responses_asked,
     service_tier,
     thinking_budget,
     with_limit,
@@ -42,7 +42,7 @@ def fields(**values: Any) -> dict[str, bytes]:
     ],
 )
 def test_number_of_responses_is_read_and_invalid_values_count_as_one(requested: dict[str, Any], number: int) -> None:
-    assert answers_asked(fields(**requested), "chat") == number
+    assert responses_asked(fields(**requested), "chat") == number
 
 
 @pytest.mark.parametrize(
@@ -60,16 +60,18 @@ def test_number_of_responses_is_read_and_invalid_values_count_as_one(requested: 
     ],
 )
 def test_each_prompt_has_a_response(prompt: object, number: int) -> None:
-    assert answers_asked(fields(prompt=prompt), "completions") == answers_asked(fields(prompt=prompt), None) == number
-    assert answers_asked(fields(prompt=prompt, n=3), "completions") == 3 * number
-    assert answers_asked(fields(prompt=prompt), "responses") == 1
+    assert (
+        responses_asked(fields(prompt=prompt), "completions") == responses_asked(fields(prompt=prompt), None) == number
+    )
+    assert responses_asked(fields(prompt=prompt, n=3), "completions") == 3 * number
+    assert responses_asked(fields(prompt=prompt), "responses") == 1
 
 
 def test_many_prompts_are_counted_without_decoding() -> None:
     for piece in (b'"\\""', b"[15]"):
         many = {"prompt": b"[" + b",".join([piece] * 2_000_000) + b"]"}
-        assert answers_asked(many, "completions") == 2_000_000
-        assert count_calls(lambda many=many: answers_asked(many, "completions")) < 100  # type: ignore[misc]
+        assert responses_asked(many, "completions") == 2_000_000
+        assert count_calls(lambda many=many: responses_asked(many, "completions")) < 100  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_reserved_limit_has_a_name_that_the_provider_knows(
 def test_limit_that_a_server_may_ignore_is_reported(
     wire: Wire, usual: str, own: dict[str, Any], *, loose: bool
 ) -> None:
-    assert is_loose(fields(**own), wire, usual) is loose
+    assert may_be_ignored(fields(**own), wire, usual) is loose
 
 
 def test_completion_without_limit_has_the_api_default() -> None:
@@ -318,7 +320,7 @@ def test_reasoning_without_budget_is_unchanged() -> None:
     for said in ({"enabled": False, "max_tokens": 9_000}, {"effort": "high"}, "much", None):
         own = fields(reasoning=said, max_tokens=32_000)
         assert "reasoning" not in with_limit(own, "chat", 6_000, "max_tokens")
-        assert least_output(own, "chat") == 0
+        assert minimum_output(own, "chat") == 0
 
 
 @pytest.mark.parametrize(
@@ -334,11 +336,11 @@ def test_minimum_length_is_at_most_a_lowered_limit(
 
 
 def test_response_with_thinking_has_a_minimum_limit() -> None:
-    assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_040
-    assert least_output(thinks(40_000, max_tokens=32_000), "messages") == 0
-    assert least_output(thinks(900, max_tokens=1_000), "messages") == 0
-    assert least_output(fields(max_tokens=32_000), "messages") == 0
-    assert least_output({}, "responses") == 0
-    assert least_output(fields(reasoning={"max_tokens": 2_000}, max_tokens=32_000), "chat") == 1_040
-    assert least_output(fields(reasoning={"max_tokens": 500}, max_tokens=32_000), "chat") == 516
-    assert least_output(fields(min_tokens=500, max_tokens=32_000), "chat") == 0, "it can be lowered"
+    assert minimum_output(thinks(2_000, max_tokens=32_000), "messages") == 1_040
+    assert minimum_output(thinks(40_000, max_tokens=32_000), "messages") == 0
+    assert minimum_output(thinks(900, max_tokens=1_000), "messages") == 0
+    assert minimum_output(fields(max_tokens=32_000), "messages") == 0
+    assert minimum_output({}, "responses") == 0
+    assert minimum_output(fields(reasoning={"max_tokens": 2_000}, max_tokens=32_000), "chat") == 1_040
+    assert minimum_output(fields(reasoning={"max_tokens": 500}, max_tokens=32_000), "chat") == 516
+    assert minimum_output(fields(min_tokens=500, max_tokens=32_000), "chat") == 0, "it can be lowered"

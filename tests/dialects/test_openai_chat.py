@@ -48,7 +48,7 @@ def stream(*chunks: object, drop_usage: bool = True) -> tuple[bytes, ParsedRespo
     """Return what passes of a stream that arrives in one chunk, and what is read of it."""
     events = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
     meter = StreamMeter(CHAT.reader(call(), drop_usage=drop_usage))
-    return meter.feed(b"".join(events)) + meter.close(), meter.answer()
+    return meter.feed(b"".join(events)) + meter.close(), meter.response()
 
 
 def spoken(text: str, **more: object) -> dict[str, Any]:
@@ -143,17 +143,17 @@ def test_only_true_asks_for_usage(options: object, asks: bool) -> None:
 )
 def test_unchanged_request_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
     result = call(**fields)
-    assert result.written("m", CHAT.usage_option(result) if ask else {}) is result.body
+    assert result.with_model("m", CHAT.usage_option(result) if ask else {}) is result.body
 
 
 def test_model_alias_is_replaced_and_every_other_byte_kept() -> None:
     result = raw_call(b'{ "x" : 1e2,"model":"alias","messages":[ ] ,"y":"\\u0041"}')
-    assert result.written("real", {}) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
+    assert result.with_model("real", {}) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
 
 
 def test_trimmed_messages_replace_the_original_ones() -> None:
     result = raw_call(b'{"model":"m","messages":[{"a": 1},{}],"y":1}')
-    assert result.written("m", {"messages": join([b'{"a": 1}'])}) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
+    assert result.with_model("m", {"messages": join([b'{"a": 1}'])}) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_trimmed_messages_replace_the_original_ones() -> None:
 def test_usage_option_is_added_to_a_stream(options: object, written: dict[str, Any]) -> None:
     fields = {} if options is ... else {"stream_options": options}
     result = call(stream=True, **fields)
-    sent = json.loads(result.written("m", CHAT.usage_option(result)))
+    sent = json.loads(result.with_model("m", CHAT.usage_option(result)))
     assert sent["stream_options"] == written
 
 

@@ -96,14 +96,14 @@ def test_invalid_responses_request_is_refused_with_the_field_name(body: bytes, p
 
 def test_unchanged_request_keeps_its_bytes() -> None:
     found = call(stream=True)
-    assert found.written("asked", DIALECT.usage_option(found)) is found.body
+    assert found.with_model("asked", DIALECT.usage_option(found)) is found.body
     found = DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}')
-    assert found.written("", DIALECT.usage_option(found)) is found.body
+    assert found.with_model("", DIALECT.usage_option(found)) is found.body
 
 
 def test_only_changed_fields_get_new_bytes() -> None:
     found = DIALECT.read(b'{ "store" : false,"model":"alias","input":[ {} ],"top_p": 9e-1}')
-    sent = found.written("real", {"max_output_tokens": 5, "input": join([b'{"role": "user"}', b"{}"])})
+    sent = found.with_model("real", {"max_output_tokens": 5, "input": join([b'{"role": "user"}', b"{}"])})
     assert sent == (b'{"store":false,"model":"real","input":[{"role": "user"},{}],"top_p":9e-1,"max_output_tokens":5}')
 
 
@@ -338,11 +338,11 @@ def fed(reader: EventReader, *events: object) -> StreamMeter:
 
 def cut_after(*events: object) -> list[Any]:
     meter = fed(DIALECT.reader(call(), drop_usage=True), *events)
-    blocks = meter.cut_short().decode().removesuffix("\n\n").split("\n\n")
+    blocks = meter.end_at_limit().decode().removesuffix("\n\n").split("\n\n")
     found = [json.loads(block.partition("\ndata: ")[2]) for block in blocks]
     assert [f"event: {event['type']}" for event in found] == [block.partition("\n")[0] for block in blocks]
-    assert meter.answer().finish_reason == "max_output_tokens"
-    assert meter.answer().usage is None
+    assert meter.response().finish_reason == "max_output_tokens"
+    assert meter.response().usage is None
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.dialects import CHAT, endpoint
 from gateway.dialects.base import ParsedResponse
-from gateway.dialects.partial_body import PartialBody, glimpsed, read_whole
+from gateway.dialects.partial_body import PartialBody, read_partial, read_whole
 from gateway.dialects.passthrough import PassThrough
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
@@ -26,8 +26,8 @@ def usage_of(answer: ParsedResponse) -> tuple[int | None, int | None] | None:
 
 def test_body_that_lacks_only_its_end_is_read_as_complete() -> None:
     body = chat("hello", usage=USAGE)
-    assert glimpsed(CHAT, body, has_texts=True) == CHAT.answer(body)
-    assert usage_of(glimpsed(CHAT, body[:-1], has_texts=True)) == (100, 40)
+    assert read_partial(CHAT, body, has_texts=True) == CHAT.answer(body)
+    assert usage_of(read_partial(CHAT, body[:-1], has_texts=True)) == (100, 40)
 
 
 def test_body_that_lacks_a_part_is_not_parsed() -> None:
@@ -39,7 +39,7 @@ def test_body_that_lacks_a_part_is_not_parsed() -> None:
             return super().answer(body)
 
     vectors = b'{"data": [{"embedding": [0.5' + b",0.5" * 100_000
-    assert glimpsed(Asked("embeddings"), vectors, has_texts=False) == ParsedResponse()
+    assert read_partial(Asked("embeddings"), vectors, has_texts=False) == ParsedResponse()
     assert parsed == []
 
 
@@ -47,19 +47,19 @@ def test_usage_is_read_if_the_body_breaks_off_after_it() -> None:
     body = chat("hello", usage=USAGE, more="x" * 500)
     at = body.index(b'"more"')
     for end in range(at, len(body), 7):
-        assert usage_of(glimpsed(CHAT, body[:end], has_texts=True)) == (100, 40)
-    assert usage_of(glimpsed(CHAT, body[: at - 10], has_texts=True)) is None
+        assert usage_of(read_partial(CHAT, body[:end], has_texts=True)) == (100, 40)
+    assert usage_of(read_partial(CHAT, body[: at - 10], has_texts=True)) is None
 
 
 def test_text_that_mentions_usage_is_not_usage() -> None:
     body = chat('see "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}')
-    assert usage_of(glimpsed(CHAT, body[:-3], has_texts=True)) is None
+    assert usage_of(read_partial(CHAT, body[:-3], has_texts=True)) is None
 
 
 def test_received_texts_are_estimated_without_usage() -> None:
     body = chat('word \\ " é ' * 400)
     weights = [
-        glimpsed(CHAT, body[:end], has_texts=True).output_estimate for end in (63, len(body) // 2, len(body) - 3)
+        read_partial(CHAT, body[:end], has_texts=True).output_estimate for end in (63, len(body) // 2, len(body) - 3)
     ]
     assert weights == sorted(weights)
     whole = CHAT.answer(body).output_estimate
@@ -70,12 +70,12 @@ def test_received_texts_are_estimated_without_usage() -> None:
 @pytest.mark.parametrize("cut", [1, 3, 5_000])
 def test_numbers_and_images_are_not_counted(cut: int) -> None:
     vector = json.dumps({"data": [{"embedding": [0.123456] * 20_000}], "model": "e"}).encode()
-    assert glimpsed(EMBEDDINGS, vector[:-cut], has_texts=False) == ParsedResponse()
+    assert read_partial(EMBEDDINGS, vector[:-cut], has_texts=False) == ParsedResponse()
     images = endpoint("POST", "images/generations").dialect
     picture = json.dumps({"created": 1, "data": [{"b64_json": "iVBORw0KGgo" * 20_000}]}).encode()
-    seen = glimpsed(images, picture[:-cut], has_texts=True)
-    assert (seen.output_estimate, seen.is_seen) == (0, False)
-    assert glimpsed(CHAT, chat('the "b64_json": "x"')[:-cut], has_texts=True).is_seen
+    seen = read_partial(images, picture[:-cut], has_texts=True)
+    assert (seen.output_estimate, seen.is_counted) == (0, False)
+    assert read_partial(CHAT, chat('the "b64_json": "x"')[:-cut], has_texts=True).is_counted
 
 
 def test_start_and_end_of_a_long_body_are_enough() -> None:
@@ -97,12 +97,12 @@ def test_body_without_usage_has_none() -> None:
         b'{"usage": null' + b" " * 99,
         b'\xef\xbb\xbf [{"usage": 7',
     ):
-        assert glimpsed(CHAT, body, has_texts=True) == ParsedResponse()
+        assert read_partial(CHAT, body, has_texts=True) == ParsedResponse()
 
 
 def test_body_that_is_not_json_counts_as_text() -> None:
-    assert glimpsed(CHAT, b"x" * 20_000, has_texts=True).output_estimate == 5_000
-    assert glimpsed(CHAT, b"x" * 20_000, has_texts=False).output_estimate == 0
+    assert read_partial(CHAT, b"x" * 20_000, has_texts=True).output_estimate == 5_000
+    assert read_partial(CHAT, b"x" * 20_000, has_texts=False).output_estimate == 0
 
 
 FLAWED = {

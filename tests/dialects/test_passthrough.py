@@ -55,13 +55,13 @@ def test_a_json_body_is_read_for_its_model_and_stream() -> None:
 def test_unreadable_body_is_forwarded_unchanged(body: bytes) -> None:
     call = DIALECT.read(body)
     assert (call.model, call.stream, dict(call.fields)) == (None, False, {})
-    assert call.written("other", DIALECT.usage_option(call)) is body
+    assert call.with_model("other", DIALECT.usage_option(call)) is body
 
 
 def test_a_call_keeps_its_bytes_unless_a_route_renames_the_model() -> None:
     call = DIALECT.read(b'{"input": [ 1 ],"model":"alias"}')
-    assert call.written("alias", DIALECT.usage_option(call)) is call.body
-    assert call.written("real", DIALECT.usage_option(call)) == b'{"input":[ 1 ],"model":"real"}'
+    assert call.with_model("alias", DIALECT.usage_option(call)) is call.body
+    assert call.with_model("real", DIALECT.usage_option(call)) == b'{"input":[ 1 ],"model":"real"}'
 
 
 def test_unreadable_body_is_refused_on_a_counted_path() -> None:
@@ -72,7 +72,7 @@ def test_unreadable_body_is_refused_on_a_counted_path() -> None:
 
 def test_a_limit_is_set_and_every_other_byte_kept() -> None:
     call = DIALECT.read(b'{"input": [ 1 ],"model":"m"}')
-    assert call.written("m", {"n": 1}) == b'{"input":[ 1 ],"model":"m","n":1}'
+    assert call.with_model("m", {"n": 1}) == b'{"input":[ 1 ],"model":"m","n":1}'
 
 
 def test_other_requests_identify_no_conversation() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.usage import Usage
 from gateway.dialects.base import ParsedResponse
-from gateway.dialects.refusals import as_billed
+from gateway.dialects.refusals import without_free_attempts
 from gateway.dialects.reported import UsageReader
 
 BILLED = ("bio", "frontier_llm", "reasoning_extraction")
@@ -23,7 +23,7 @@ def answer(usage: dict[str, Any] | None, reason: str = "refusal", **fields: Any)
 
 
 def billed_usage(of: ParsedResponse, categories: Collection[str] = BILLED) -> Usage:
-    billed, _ = as_billed(of, categories)
+    billed, _ = without_free_attempts(of, categories)
     assert billed.usage is not None
     return billed.usage.complete(99, 99)[0]
 
@@ -39,14 +39,17 @@ WHOLE = {"input_tokens": 400, "output_tokens": 0, "cache_read_input_tokens": 12}
 def test_a_refusal_before_any_output_is_not_billed(category: str | None) -> None:
     refused = answer(WHOLE, refusal=category)
     assert billed_usage(refused) == Usage()
-    assert as_billed(refused, BILLED)[1] == f"refused before any output ({category or 'no category'}): 412 input tokens"
+    assert (
+        without_free_attempts(refused, BILLED)[1]
+        == f"refused before any output ({category or 'no category'}): 412 input tokens"
+    )
 
 
 @pytest.mark.parametrize("category", BILLED)
 def test_a_refusal_of_a_billed_category_is_billed(category: str) -> None:
     refused = answer(WHOLE, refusal=category)
-    assert as_billed(refused, BILLED) == (refused, None)
-    assert as_billed(refused, ())[1] is not None, "which categories are billed is the provider's to say"
+    assert without_free_attempts(refused, BILLED) == (refused, None)
+    assert without_free_attempts(refused, ())[1] is not None, "which categories are billed is the provider's to say"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_a_refusal_of_a_billed_category_is_billed(category: str) -> None:
     ids=["output", "no refusal", "delivered text", "an attempt with output", "nothing was asked for"],
 )
 def test_other_responses_are_billed_as_reported(billed: ParsedResponse) -> None:
-    assert as_billed(billed, BILLED) == (billed, None)
+    assert without_free_attempts(billed, BILLED) == (billed, None)
 
 
 @pytest.mark.parametrize("usage", [None, {"input_tokens": 400}])
@@ -78,10 +81,10 @@ SERVED = {
 
 def test_attempt_without_output_before_a_fallback_is_not_billed() -> None:
     served = answer(SERVED, "end_turn")
-    billed, note = as_billed(served, BILLED)
+    billed, note = without_free_attempts(served, BILLED)
     assert billed.usage is not None
     assert billed_usage(served) == Usage(450, 20, 470)
-    assert billed.usage.named == ((FABLE, Usage()), (OPUS, Usage(450, 20, 470)))
+    assert billed.usage.by_model == ((FABLE, Usage()), (OPUS, Usage(450, 20, 470)))
     assert billed.usage.request_tokens == 0, "of the model that was asked nothing is left to learn from"
     assert note == "claude-fable-5 refused before any output (no category): 400 input tokens"
 
@@ -124,6 +127,6 @@ def test_passes_of_one_model_are_one_attempt_and_other_passes_stay_billed() -> N
 
 def test_a_web_search_stays_billed() -> None:
     searched = {**WHOLE, "server_tool_use": {"web_search_requests": 2}}
-    billed, _ = as_billed(answer(searched), BILLED)
+    billed, _ = without_free_attempts(answer(searched), BILLED)
     assert billed.usage is not None
     assert billed.usage.searches == 2

@@ -379,14 +379,14 @@ def test_usage_of_each_named_model_is_reported() -> None:
     ]
     result = read({"input_tokens": 1, "output_tokens": 2, "iterations": passes})
     assert result is not None
-    assert result.named == (("one", Usage(100, 10, 110)), ("two", Usage(31, 3, 34, 20)))
+    assert result.by_model == (("one", Usage(100, 10, 110)), ("two", Usage(31, 3, 34, 20)))
     assert result.complete(0, 0)[0] == Usage(135, 17, 152, 20)
     one_sided = read({"iterations": [{"model": "in", "input_tokens": 4}, {"model": "out", "output_tokens": 5}]})
     assert one_sided is not None
-    assert one_sided.named == (("in", Usage(4, 0, 4)), ("out", Usage(0, 5, 5)))
+    assert one_sided.by_model == (("in", Usage(4, 0, 4)), ("out", Usage(0, 5, 5)))
     last = read({"iterations": passes}, {"iterations": passes[:1]})
     assert last is not None
-    assert last.named == (("one", Usage(100, 10, 110)),)
+    assert last.by_model == (("one", Usage(100, 10, 110)),)
 
 
 OWN = {"type": "message", "input_tokens": 1_128, "output_tokens": 110}

@@ -18,7 +18,7 @@ from gateway.dialects.responses_frames import (
     fault_message,
     read_create,
     request_of,
-    warmed_up,
+    warm_up_messages,
 )
 
 
@@ -40,7 +40,7 @@ def turn_after(made: CreateFrame, *events: bytes, before: EarlierTurn | None = N
     frames = ResponseFrames(made, before)
     for event in events:
         frames.message(event, {})
-    return frames.told
+    return frames.continuable_turn
 
 
 def items(turn: EarlierTurn) -> Any:
@@ -99,7 +99,7 @@ def test_notice_needs_no_response() -> None:
 
 def test_null_is_not_a_lane_or_an_id() -> None:
     made = create(stream_id=None, previous_response_id=None, input=None)
-    assert (made.lane, made.previous) == (None, None)
+    assert (made.lane, made.previous_response_id) == (None, None)
 
 
 def test_remembered_items_replace_the_id() -> None:
@@ -120,7 +120,7 @@ def test_remembered_items_replace_the_id() -> None:
 
 
 def test_empty_conversation_leaves_no_comma() -> None:
-    empty = warmed_up(create(generate=False, input=[]), None, "resp_w", 0)[1]
+    empty = warm_up_messages(create(generate=False, input=[]), None, "resp_w", 0)[1]
     assert items(empty) == []
     again = create(previous_response_id="resp_w", input=[ASKED])
     assert body(again, empty)["input"] == [ASKED]
@@ -134,7 +134,7 @@ def test_remembered_items_take_their_sent_size() -> None:
     made = read_create(b'{"type":"response.create","generate":false,"input":' + spelled + b"}")
     assert made is not None
     tracemalloc.start()
-    turn = warmed_up(made, None, "resp_w", 0)[1]
+    turn = warm_up_messages(made, None, "resp_w", 0)[1]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert turn.items == spelled[1:-1]
@@ -155,7 +155,7 @@ def test_response_with_store_false_is_remembered() -> None:
 def test_last_event_of_another_form_ends_the_response(response: object) -> None:
     frames = ResponseFrames(create(store=False, input="Hello"), None)
     assert frames.message(data("response.completed", response=response), {}) is not None
-    assert (frames.has_ended, frames.told) == (True, None)
+    assert (frames.has_ended, frames.continuable_turn) == (True, None)
 
 
 def test_conversation_started_at_the_provider_is_not_remembered() -> None:
@@ -246,9 +246,9 @@ def test_nothing_follows_the_last_event() -> None:
 def test_whole_response_is_one_last_event() -> None:
     frames = ResponseFrames(create(store=False, input="Hello", stream_id="a"), None)
     response = {"id": "resp_1", "output": [MESSAGE], "temperature": 1.1}
-    event = json.loads(frames.whole(json.dumps(response).encode(), {"x-a": "1"}))
+    event = json.loads(frames.complete_message(json.dumps(response).encode(), {"x-a": "1"}))
     assert (event["type"], event["response"], event["stream_id"]) == ("response.completed", response, "a")
-    assert frames.told is not None
+    assert frames.continuable_turn is not None
 
 
 @pytest.mark.parametrize(
@@ -262,19 +262,21 @@ def test_whole_response_is_one_last_event() -> None:
 )
 def test_whole_response_ends_with_its_status(status: str, kind: str, goes_on: bool) -> None:
     frames = ResponseFrames(create(store=False, input="Hello"), None)
-    event = json.loads(frames.whole(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {}))
+    event = json.loads(
+        frames.complete_message(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {})
+    )
     assert event["type"] == kind
-    assert (frames.told is not None) is goes_on
+    assert (frames.continuable_turn is not None) is goes_on
 
 
 def test_invalid_response_is_an_error() -> None:
-    event = json.loads(ResponseFrames(create(), None).whole(b"<html>", {}))
+    event = json.loads(ResponseFrames(create(), None).complete_message(b"<html>", {}))
     assert (event["type"], event["status"], event["error"]["message"]) == ("error", 502, "<html>")
 
 
 def test_warm_up_needs_no_model_and_can_be_continued() -> None:
     made = create(generate=False, input="Hello", instructions="Be brief.", stream_id="a", store=True)
-    messages, turn = warmed_up(made, None, "resp_w", 7.9)
+    messages, turn = warm_up_messages(made, None, "resp_w", 7.9)
     events = [json.loads(message) for message in messages]
     assert [event["type"] for event in events] == ["response.created", "response.completed"]
     assert {event["stream_id"] for event in events} == {"a"}
@@ -291,7 +293,7 @@ def test_warm_up_needs_no_model_and_can_be_continued() -> None:
 
 def test_warm_up_after_an_unknown_response_is_refused() -> None:
     with pytest.raises(PreviousNotFound, match="does not remember the response"):
-        warmed_up(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
+        warm_up_messages(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
 
 
 def test_invalid_input_is_refused_when_it_must_be_joined() -> None:

@@ -16,7 +16,13 @@ from gateway.core.counting.sums import MessageSums
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import read_fields
-from gateway.dialects.server_state import continued_from, is_in_background, kept_by_provider, left_over, named_in
+from gateway.dialects.server_state import (
+    continuation_ids,
+    continued_from,
+    is_in_background,
+    references_in,
+    references_to_stored,
+)
 
 
 def fields(**body: Any) -> Any:
@@ -36,7 +42,7 @@ def fields(**body: Any) -> Any:
     ],
 )
 def test_references_to_stored_content_are_named(body: dict[str, Any], kept: tuple[str, ...]) -> None:
-    assert kept_by_provider(fields(**body), "responses") == kept
+    assert references_to_stored(fields(**body), "responses") == kept
 
 
 @pytest.mark.parametrize(
@@ -49,14 +55,14 @@ def test_references_to_stored_content_are_named(body: dict[str, Any], kept: tupl
     ],
 )
 def test_continued_thread_is_named(thread: object, kept: tuple[str, ...]) -> None:
-    assert kept_by_provider(fields(messages=[], thread=thread), "messages") == kept
-    assert kept_by_provider(fields(messages=[], thread=thread), "chat") == ()
+    assert references_to_stored(fields(messages=[], thread=thread), "messages") == kept
+    assert references_to_stored(fields(messages=[], thread=thread), "chat") == ()
 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
 def test_other_formats_have_no_references(wire: Wire | None) -> None:
     body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
-    assert kept_by_provider(body, wire) == continued_from(body, wire) == left_over(body, wire, "r") == ()
+    assert references_to_stored(body, wire) == continued_from(body, wire) == continuation_ids(body, wire, "r") == ()
     assert not is_in_background(body, wire)
 
 
@@ -79,9 +85,9 @@ def test_ids_that_a_request_continues_and_ids_that_continue_it(
 ) -> None:
     read = fields(input="hi", **body)
     assert continued_from(read, "responses") == before
-    assert left_over(read, "responses", "new") == after
+    assert continuation_ids(read, "responses", "new") == after
     own = after[1:] if after[:1] == ("new",) else after
-    assert left_over(read, "responses", None) == left_over(read, "responses", "n" * 2_000) == own
+    assert continuation_ids(read, "responses", None) == continuation_ids(read, "responses", "n" * 2_000) == own
 
 
 def said(*parts: object, role: str = "user") -> list[object]:
@@ -125,7 +131,7 @@ FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("wire", "items", "kept"), FILES)
 def test_file_reference_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
-    assert kept_by_provider(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
+    assert references_to_stored(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
 
 
 @pytest.mark.parametrize(
@@ -141,11 +147,11 @@ def test_references_in_the_cached_prefix_are_not_searched_again(
         call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
         contents = contents_of(call, wire, known)
         assert contents is not None
-        assert kept_by_provider(call.fields, wire, contents) == kept
-        elsewhere = named_in(wire, contents.rest, contents.fresh[:-1])
-        assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
+        assert references_to_stored(call.fields, wire, contents) == kept
+        elsewhere = references_in(wire, contents.rest, contents.new_messages[:-1])
+        assert tuple(sorted(elsewhere)) == (() if contents.cached_prefix is not None else tuple(sorted(kept)))
         keys = keys_of(contents.messages or ())[:-1]
-        known.keep(wire, CachedPrefix(contents.settled, contents.bounds, keys, "", MessageSums(), elsewhere))
+        known.keep(wire, CachedPrefix(contents.text_before_last, contents.bounds, keys, "", MessageSums(), elsewhere))
         prefix_items += items
 
 
@@ -166,23 +172,23 @@ def test_references_in_the_cached_prefix_are_not_searched_again(
     ],
 )  # fmt: skip
 def test_text_about_a_file_is_not_a_reference(wire: Wire, body: dict[str, Any]) -> None:
-    assert kept_by_provider(fields(**body), wire) == ()
+    assert references_to_stored(fields(**body), wire) == ()
 
 
 def test_large_messages_are_judged_by_the_pattern_alone() -> None:
     text = {"type": "text", "text": "x" * 2**20}
     for part, name in (({"file_id": "f"}, "file_id"), ({"file": {"file_data": URL}}, "file_url")):
-        assert kept_by_provider(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
+        assert references_to_stored(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
     many = said({"type": "text", "text": "hi"}) * 20_000
-    assert kept_by_provider(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
+    assert references_to_stored(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
 
 
 @pytest.mark.parametrize("deep", [5_000, 400])
 def test_unreadable_messages_have_no_references(deep: int) -> None:
     part = b'{"type":"file","file_id":"f","content":' * deep + b"0" + b"}" * deep
     array = b'[{"role":"user","content":[%b]}]' % part
-    assert kept_by_provider({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
-    assert kept_by_provider({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
+    assert references_to_stored({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
+    assert references_to_stored({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
 
 
 @pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])

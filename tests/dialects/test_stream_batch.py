@@ -247,5 +247,5 @@ def test_few_events_of_a_stream_are_read_one_by_one(
     meter = StreamMeter(reader)
     for one in events:
         assert meter.feed(named_event(one))
-    assert meter.answer().output_estimate > 0
+    assert meter.response().output_estimate > 0
     assert reader.alone == 2

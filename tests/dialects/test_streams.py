@@ -150,7 +150,7 @@ def metered(
     meter = StreamMeter(recorder)
     out = b"".join(map(meter.feed, cut(body)))
     out += meter.close()
-    return out, meter.answer(), recorder.seen
+    return out, meter.response(), recorder.seen
 
 
 def sums(answer: ParsedResponse) -> dict[str, int] | None:

@@ -12,8 +12,8 @@ from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.fields import read_fields, write_fields
-from gateway.dialects.tool_restriction import RestrictionSupport, restricted, takes_forced
-from gateway.dialects.tools import ToolOffer, offer_of
+from gateway.dialects.tool_restriction import RestrictionSupport, accepts_forced, restricted
+from gateway.dialects.tools import ToolOffer, read_offer
 
 Json = dict[str, Any]
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages")
@@ -33,7 +33,7 @@ def body(wire: Wire, names: Sequence[str], **fields: Any) -> Json:
 
 
 def offered(wire: Wire, request: Json) -> ToolOffer:
-    found = offer_of(read_fields(json.dumps(request).encode()), wire)
+    found = read_offer(read_fields(json.dumps(request).encode()), wire)
     assert found is not None
     return found
 
@@ -49,9 +49,9 @@ def sent(
 ) -> Json:
     """Return the body that a provider gets. `takes`: what its model accepts; default: a family without rules."""
     fields = read_fields(json.dumps(request).encode())
-    offer = offer_of(fields, wire)
+    offer = read_offer(fields, wire)
     assert offer is not None
-    takes = takes or RestrictionSupport(has_choice, takes_forced(TokenizerFamily(name="any"), offer))
+    takes = takes or RestrictionSupport(has_choice, accepts_forced(TokenizerFamily(name="any"), offer))
     restriction = restricted(offer, tuple(keep), must=must, takes=takes)
     counted = dict(restriction.counted)
     if restriction.is_choice_among and not counted:
@@ -93,11 +93,11 @@ def test_tools_are_identified_by_name(wire: Wire) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("fields", [{}, {"tools": None}, {"tools": []}])
 def test_a_request_without_tools_offers_none(wire: Wire, fields: Json) -> None:
-    assert offer_of(read_fields(json.dumps({"model": "m", **fields}).encode()), wire) is None
+    assert read_offer(read_fields(json.dumps({"model": "m", **fields}).encode()), wire) is None
 
 
 def test_formats_without_tools_offer_none() -> None:
-    assert offer_of(read_fields(json.dumps(body("chat", ["a"])).encode()), "completions") is None
+    assert read_offer(read_fields(json.dumps(body("chat", ["a"])).encode()), "completions") is None
 
 
 def test_functions_are_legacy_tools() -> None:
@@ -161,7 +161,7 @@ def test_invalid_entry_is_not_offered(entry: Any) -> None:
 )
 def test_ambiguous_request_is_refused(wire: Wire, fields: Json) -> None:
     with pytest.raises(InvalidRequest):
-        offer_of(read_fields(json.dumps({"model": "m", **fields}).encode()), wire)
+        read_offer(read_fields(json.dumps({"model": "m", **fields}).encode()), wire)
 
 
 def test_one_name_in_two_places_is_one_name() -> None:
@@ -229,7 +229,7 @@ def test_a_server_or_a_hosted_tool_may_be_chosen_too() -> None:
     ],
 )  # fmt: skip
 def test_called_tool_has_its_offered_name(wire: Wire, entries: list[Json], used: str, known: str) -> None:
-    assert offered(wire, {"tools": entries}).known_as(used) == known
+    assert offered(wire, {"tools": entries}).offered_name(used) == known
 
 
 def test_mcp_servers_are_tools() -> None:
@@ -340,7 +340,7 @@ OFF = {"thinking": {"type": "disabled"}}
 def test_family_decides_when_a_tool_may_be_forced(
     family: TokenizerFamily, wire: Wire, fields: Json, expected: bool
 ) -> None:
-    assert takes_forced(family, offered(wire, body(wire, ["a"], **fields))) is expected
+    assert accepts_forced(family, offered(wire, body(wire, ["a"], **fields))) is expected
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -389,7 +389,10 @@ def test_tools_that_stay_offered_are_named(
     keep: tuple[str, ...], must: bool, choice: bool, beyond: tuple[str, ...]
 ) -> None:
     offer = offered("chat", body("chat", ["a", "b"]))
-    assert restricted(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).beyond == beyond
+    assert (
+        restricted(offer, keep, must=must, takes=RestrictionSupport(choice, listed=frozenset("ab"))).still_offered
+        == beyond
+    )
 
 
 def test_bound_tool_list_is_the_same_if_the_client_excludes_tools() -> None:
@@ -407,7 +410,7 @@ def test_a_shorter_list_keeps_the_tools_that_messages_refer_to() -> None:
     request = body("messages", ["a", "b", "c"])
     takes = RestrictionSupport(referenced=frozenset(["c", "gone"]))
     assert [one["name"] for one in sent("messages", request, ["a"], takes=takes)["tools"]] == ["a", "c"]
-    assert restricted(offered("messages", request), ("a",), must=False, takes=takes).beyond == ("c",)
+    assert restricted(offered("messages", request), ("a",), must=False, takes=takes).still_offered == ("c",)
 
 
 def test_only_a_new_forced_choice_is_marked_as_forced() -> None:
@@ -495,7 +498,7 @@ def test_tools_with_one_name_are_kept_or_removed_together() -> None:
 
 def test_kept_entries_keep_their_bytes() -> None:
     raw = b'{"tools": [ {"name" : "a", "n": 1e999} ,{"name":"b","x":1.0e0} ]}'
-    offer = offer_of(read_fields(raw), "messages")
+    offer = read_offer(read_fields(raw), "messages")
     assert offer is not None
     kept = bytes(restricted(offer, ("a",), must=False, takes=RestrictionSupport()).fields["tools"])
     assert kept == b'[{"name" : "a", "n": 1e999}]'
@@ -624,13 +627,13 @@ ANYTHING = st.recursive(
 def test_odd_json_never_raises(wire: Wire, fields: Mapping[str, Any], must: bool, has_choice: bool) -> None:
     raw = read_fields(json.dumps(fields).encode())
     try:
-        offer = offer_of(raw, wire)
+        offer = read_offer(raw, wire)
     except InvalidRequest:
         return
     if offer is None:
         return
     for keep in (offer.names, offer.names[:1], ()):
         changes = restricted(offer, keep, must=must, takes=RestrictionSupport(has_choice, forced=True))
-        again = offer_of(read_fields(write_fields(raw, changes.fields)), wire)
+        again = read_offer(read_fields(write_fields(raw, changes.fields)), wire)
         assert again is None or set(again.names) <= set(keep)
-        offer.known_as("web_search_call")
+        offer.offered_name("web_search_call")

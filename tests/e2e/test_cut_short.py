@@ -81,7 +81,7 @@ def replay() -> Iterator[Replay]:
 def ended(name: str, at: int, replay: Replay) -> tuple[str, ParsedResponse]:
     """Return the URL of a stream that is ended after `at` events, and its parsed response."""
     passed, meter = metered(name, at)
-    return replay(passed + meter.cut_short()), meter.answer()
+    return replay(passed + meter.end_at_limit()), meter.response()
 
 
 @pytest.fixture(scope="module")

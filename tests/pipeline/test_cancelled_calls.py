@@ -17,7 +17,7 @@ from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import CallOpening, Ending, OpenHold
+from gateway.core.stored import CallStart, OpenHold, StepEnding
 from gateway.core.usage import Totals
 from tests.support.cancelling import cancelled_at
 from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, FakeReply, FakeUpstream, UnavailableStore, World
@@ -51,7 +51,7 @@ class WaitingStore(UnavailableStore):
 
     fails_once = False
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         totals = await super().settle(record, ending)
         await asyncio.sleep(0)
         if self.fails_once:
@@ -61,7 +61,7 @@ class WaitingStore(UnavailableStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         await asyncio.sleep(0)
         return await super().opening(session, claims, with_totals=with_totals, above=above)
 

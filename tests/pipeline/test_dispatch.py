@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gateway.core.http.request import Outgoing
-from gateway.core.http.retry_policy import TELLING
+from gateway.core.http.retry_policy import EXPLAINED
 from gateway.dialects.base import named_event
 from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk
@@ -19,7 +19,7 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.parametrize("status", sorted(TELLING))
+@pytest.mark.parametrize("status", sorted(EXPLAINED))
 async def test_a_refusal_of_stream_options_is_retried_once(world: World, status: int) -> None:
     refusal = FakeReply(status, pieces=[b'{"error":{"message":"unknown field stream_options"}}'])
 

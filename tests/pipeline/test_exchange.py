@@ -20,7 +20,7 @@ from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Claim, Granted, 
 from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.routing import ModelRule, Routes
-from gateway.core.session import kept_as
+from gateway.core.session import kept_text
 from gateway.core.stored import OpenHold
 from gateway.dialects import endpoint
 from gateway.pipeline.exchange import Exchange
@@ -174,7 +174,7 @@ async def test_only_a_known_cancel_reason_becomes_an_outcome(world: World) -> No
 async def test_a_cancel_after_the_last_byte_does_not_change_the_outcome(world: World) -> None:
     async def cancelled() -> None:
         async with world.gateway.handle(world.incoming()) as reply:
-            assert reply.final
+            assert reply.is_final
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
@@ -221,7 +221,7 @@ async def test_while_the_store_is_unavailable_running_calls_complete_and_are_set
     async with world.gateway.handle(world.incoming()) as reply:
         assert reply.status == 200
         assert reply.totals is None
-        assert not reply.final
+        assert not reply.is_final
     refused, body = await world.call()
     assert (refused.status, json.loads(body)["error"]["code"]) == (503, "store_unavailable")
     assert len(world.upstream.sent) == 1
@@ -275,7 +275,7 @@ async def test_no_call_waits_for_a_store_known_to_be_unavailable(
     world.settler.is_open = True
     await world.call()
     world.store.away = True
-    world.settler.away(StoreUnavailable("away"))
+    world.settler.mark_unavailable(StoreUnavailable("away"))
     reply, _ = await world.call(world.incoming(json.dumps({"model": "m", "messages": said}).encode(), directives=asked))
     assert (reply.status, world.recorder.records[-1][0].notes.get("context")) == (200, note)
     assert set(world.store.missed) <= {"ping"}
@@ -289,7 +289,7 @@ async def test_without_the_store_only_the_last_known_remaining_budget_is_used() 
     assert (await world.call())[0].status == 200
     world.store.away = True
     replies = [(await world.call())[0] for _ in range(4)]
-    assert [reply.allowance.left_tokens for reply in replies if reply.allowance] == [49, 34, 19, 19]
+    assert [reply.allowance.remaining_tokens for reply in replies if reply.allowance] == [49, 34, 19, 19]
     assert [reply.status for reply in replies] == [200, 200, 200, 400], (
         "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
     )
@@ -328,7 +328,7 @@ async def test_results_that_could_not_be_stored_are_not_sent_beyond_the_reservat
 
 async def store_response(world: World, tokens: int) -> None:
     """Record a response of the session with this number of stored tokens."""
-    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], tokens)))
+    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_text("p", ["resp_1"], tokens)))
 
 
 async def test_stored_tokens_make_no_room_for_results_that_could_not_be_stored() -> None:

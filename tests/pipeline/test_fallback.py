@@ -11,7 +11,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.fitting.overflow import BudgetTooSmall
+from gateway.core.trimming.overflow import BudgetTooSmall
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.upstream.body import AlreadyRead
 

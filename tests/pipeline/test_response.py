@@ -46,8 +46,8 @@ async def test_a_large_response_that_breaks_is_marked_as_broken(world: World) ->
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
         async for _ in reply.body:
-            assert not reply.broken
-        assert reply.broken
+            assert not reply.is_incomplete
+        assert reply.is_incomplete
 
 
 def spent(world: World) -> tuple[str, int, int]:
@@ -293,7 +293,7 @@ async def test_a_json_response_is_settled_before_it_is_forwarded(world: World, c
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", content_type.encode())])
     async with world.gateway.handle(world.incoming()) as reply:
         assert isinstance(reply.body, bytes)
-        assert reply.final
+        assert reply.is_final
         assert world.store.settled == 1
         assert reply.charge is not None
 
@@ -302,7 +302,7 @@ async def test_an_error_of_the_provider_is_forwarded_with_the_totals_and_costs_n
     await world.call()
     world.upstream.answer = lambda _: FakeReply(429, pieces=[b'{"error":', b'"slow down"}'])
     reply, body = await world.call()
-    assert (reply.status, reply.upstream_error, reply.final) == (429, True, True)
+    assert (reply.status, reply.upstream_error, reply.is_final) == (429, True, True)
     assert body == b'{"error":"slow down"}'
     assert reply.totals is not None
     assert reply.totals.total_tokens == 15

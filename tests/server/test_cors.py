@@ -126,6 +126,6 @@ def may_be_read(answer: Reply) -> None:
     """Check that a page of the allowed origin may read the response and its headers."""
     assert answer.header("access-control-allow-origin") == PAGE
     exposed = (answer.header("access-control-expose-headers") or "").split(", ")
-    assert set(exposed) >= {*headers.EXPOSED, *PROVIDERS_HEADERS}
+    assert set(exposed) >= {*headers.RESPONSE_HEADERS, *PROVIDERS_HEADERS}
     assert len(exposed) == len(set(exposed))
     assert answer.header("x-gateway-request-id")

@@ -19,7 +19,7 @@ TOTALS = Totals().add(CHARGE).add(CHARGE)
 
 
 def shown(reply: ClientResponse) -> dict[str, str]:
-    found = headers.of_reply(reply, "request-1")
+    found = headers.response_headers(reply, "request-1")
     assert len({name for name, _ in found}) == len(found), "a header stands twice"
     return {name.decode(): value.decode() for name, value in found}
 
@@ -37,7 +37,7 @@ def test_request_id_that_cannot_be_echoed(value: bytes) -> None:
 
 def test_complete_response_has_all_headers() -> None:
     reply = ClientResponse(
-        200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, final=True, overhead_s=0.00123
+        200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, is_final=True, overhead_s=0.00123
     )
     assert shown(reply) == {
         "x-gateway-request-id": "request-1",
@@ -67,12 +67,12 @@ def test_call_without_a_session_reports_its_usage() -> None:
 
 
 def test_call_without_a_session_has_no_session_headers() -> None:
-    assert set(shown(ClientResponse(200, [], b"", final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
+    assert set(shown(ClientResponse(200, [], b"", is_final=True))) == {"x-gateway-request-id", "x-gateway-overhead-ms"}
 
 
 def test_while_the_store_is_unavailable_no_totals_are_sent() -> None:
     for is_final in (True, False):
-        found = shown(ClientResponse(503, [], b"", session=SessionKey("a", "s"), final=is_final))
+        found = shown(ClientResponse(503, [], b"", session=SessionKey("a", "s"), is_final=is_final))
         assert [name for name in found if name.startswith("x-session-")] == ["x-session-id"]
 
 

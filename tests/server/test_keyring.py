@@ -212,7 +212,7 @@ async def test_keys_read_at_the_start_stay_valid_without_the_store() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
     ring = KeyRing(store, clock)
-    await ring.begin()
+    await ring.load()
     store.away = True
     clock.seconds += 10
     await ring.ready()
@@ -224,7 +224,7 @@ async def test_store_unavailable_at_the_start_is_read_by_the_first_call() -> Non
     await store.add_key(CAROL)
     store.away = True
     ring = KeyRing(store, clock)
-    await ring.begin()
+    await ring.load()
     store.away = False
     clock.seconds += 1
     await ring.ready()

@@ -20,7 +20,7 @@ from gateway.core.modes import MODES
 from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
 from gateway.server.app import GatewayApp
 from gateway.server.headers import directives
-from gateway.server.openapi import document, faults
+from gateway.server.openapi import document, error_classes
 from tests.conftest import StartGateway
 from tests.server.test_app import Lifespan
 from tests.support.conversations import TOOLS, agent
@@ -135,9 +135,9 @@ async def test_it_has_every_route_of_the_application_and_no_other(tmp_path: Path
 
 def test_it_lists_the_code_of_every_error() -> None:
     codes = DOCUMENT["components"]["schemas"]["Error"]["properties"]["error"]["properties"]["code"]["enum"]
-    assert {kind.code for kind in faults()} == set(codes)
+    assert {kind.code for kind in error_classes()} == set(codes)
     assert {"budget_exhausted", "context_length_exceeded", "store_conflict", "internal_error"} <= set(codes)
-    assert all(issubclass(kind, GatewayError) for kind in faults())
+    assert all(issubclass(kind, GatewayError) for kind in error_classes())
 
 
 @pytest.mark.parametrize(

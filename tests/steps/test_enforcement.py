@@ -31,7 +31,7 @@ from gateway.core.steps import (
     StepState,
     TokensAbove,
 )
-from gateway.core.stored import Ending
+from gateway.core.stored import StepEnding
 from gateway.core.usage import Totals
 from tests.support.fakes import KEY, SSE, FakeReply, UnavailableStore, World
 from tests.support.scripted import DONE, chunk, completion
@@ -129,8 +129,8 @@ async def test_a_call_without_tools_is_forwarded_byte_for_byte(enforce: Any) -> 
     sending = body((), text="evaluate  it", x_odd=[1.0])
     reply, _ = await call(world, sending)
     assert world.upstream.sent[-1].body == sending
-    assert reply.stepped is not None
-    assert reply.stepped.step is not None
+    assert reply.active_step is not None
+    assert reply.active_step.step is not None
 
 
 async def test_a_call_with_tool_choice_none_is_unchanged() -> None:
@@ -145,8 +145,8 @@ async def test_an_observing_step_changes_nothing() -> None:
     sending = body(text="evaluate it", Tools=[], functions=5)
     reply, _ = await call(world, sending, calling("publish"))
     assert world.upstream.sent[-1].body == sending
-    assert reply.stepped is not None
-    assert reply.stepped.stray == ("publish",)
+    assert reply.active_step is not None
+    assert reply.active_step.stray == ("publish",)
     assert world.record.notes["stray_tools"] == "publish"
 
 
@@ -454,7 +454,7 @@ async def test_a_step_changes_within_a_turn_when_its_sequence_is_finished() -> N
     debate = Step("debate", conditions=(SequenceMatch((("read_*",), ("list_flaws",))),), sequence=(("search",),))
     world = world_of(CRITIQUE, debate)
     reply, _ = await call(world, body(text="evaluate it"), calling("read_draft"))
-    assert (reply.stepped and reply.stepped.state) == StepState("critique", 1, ("read_draft",))
+    assert (reply.active_step and reply.active_step.state) == StepState("critique", 1, ("read_draft",))
     # The message still says "evaluate", so the step stays active. Its sequence is finished, so all its tools are allowed.
     reply, _ = await call(world, body(text="evaluate it"), calling("list_flaws"))
     assert await state(world) == StepState("critique", 2, ("read_draft", "list_flaws"))
@@ -465,8 +465,8 @@ async def test_a_step_changes_within_a_turn_when_its_sequence_is_finished() -> N
 async def test_parallel_tool_calls_are_applied_in_order() -> None:
     world = world_of(CRITIQUE)
     reply, _ = await call(world, body(text="evaluate it"), calling("read_draft", "publish", "list_flaws"))
-    assert reply.stepped is not None
-    assert (reply.stepped.state.index, reply.stepped.stray) == (2, ("publish",))
+    assert reply.active_step is not None
+    assert (reply.active_step.state.index, reply.active_step.stray) == (2, ("publish",))
     assert world.record.notes["stray_tools"] == "publish"
 
 
@@ -476,8 +476,8 @@ async def test_the_name_of_a_tool_set_is_valid_in_a_header() -> None:
     reply, _ = await call(
         world, body(()).replace(b"{", b'{"tools":[%b],' % json.dumps(server).encode(), 1), calling("b")
     )
-    assert reply.stepped is not None
-    (name,) = reply.stepped.stray
+    assert reply.active_step is not None
+    (name,) = reply.active_step.stray
     assert name.isprintable()
     assert len(name) == 256
     assert world.record.notes["stray_tools"] == name
@@ -644,18 +644,18 @@ async def test_conditions_read_the_last_user_message_and_no_tool_result(path: st
 async def test_a_request_without_a_user_message_matches_no_condition(path: str, sending: Json) -> None:
     world = world_of(Step("s", conditions=(MessageMatches(bool),)), Step("t", conditions=(TokensAbove(10_000),)))
     reply, _ = await call(world, json.dumps({"model": "m", **sending}).encode(), path=path)
-    assert reply.stepped is not None
-    assert reply.stepped.step is None
+    assert reply.active_step is not None
+    assert reply.active_step.step is None
 
 
 async def test_conditions_read_the_tokens_before_trimming() -> None:
     world = world_of(Step("big", conditions=(TokensAbove(500),)), Step("small", is_default=True))
     reply, _ = await call(world, body(text="short"))
-    assert reply.stepped is not None
-    assert reply.stepped.state.active == "small"
+    assert reply.active_step is not None
+    assert reply.active_step.state.active == "small"
     reply, _ = await call(world, body(text="word " * 1000))
-    assert reply.stepped is not None
-    assert reply.stepped.state.active == "big"
+    assert reply.active_step is not None
+    assert reply.active_step.state.active == "big"
 
 
 async def test_the_smallest_remaining_budget_decides() -> None:
@@ -664,8 +664,8 @@ async def test_the_smallest_remaining_budget_decides() -> None:
     active = []
     for _ in range(2):
         reply, _ = await call(world, body((), text="x", max_tokens=5))
-        assert reply.stepped is not None
-        active.append(reply.stepped.state.active)
+        assert reply.active_step is not None
+        active.append(reply.active_step.state.active)
     assert active == ["rich", "poor"]
 
 
@@ -696,14 +696,14 @@ async def test_calls_of_the_gateway_and_other_endpoints_have_no_step() -> None:
     for changes in ({"purpose": purpose}, {"path": "completions"}, {"path": "embeddings"}):
         sending = json.dumps({"model": "m", "messages": [], "prompt": "evaluate", "input": "evaluate"}).encode()
         reply, _ = await world.call(world.incoming(sending, **changes))
-        assert reply.stepped is None
+        assert reply.active_step is None
     assert (await world.store.remembered(KEY)).state.steps == {}
 
 
 async def test_a_gateway_without_steps_changes_nothing() -> None:
     world = World()
     reply, _ = await call(world, body(Tools=5))
-    assert reply.stepped is None
+    assert reply.active_step is None
     assert (await world.store.remembered(KEY)).state == SessionState()
 
 
@@ -787,7 +787,7 @@ class Flaky(UnavailableStore):
             raise self.error
         return await super().update(session, change)
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         if self.error is not None and ending is not None:
             raise self.error
         return await super().settle(record, ending)
@@ -810,8 +810,8 @@ async def test_a_step_that_cannot_be_stored_is_noted_and_fails_no_call(error: St
     watching = watched(world)
     reply, _ = await call(world, body(text="evaluate it"), calling("read_draft", "publish"))
     assert reply.status == 200
-    assert reply.stepped is not None
-    assert (reply.stepped.state.index, reply.stepped.stray) == (1, ("publish",))
+    assert reply.active_step is not None
+    assert (reply.active_step.state.index, reply.active_step.stray) == (1, ("publish",))
     assert world.record.notes["step"] == f"not stored: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
@@ -846,7 +846,7 @@ async def test_a_response_does_not_wait_for_an_unavailable_store() -> None:
 
     def answer(_: Outgoing) -> FakeReply:
         world.store.away = True
-        world.settler.away(StoreUnavailable("away"))
+        world.settler.mark_unavailable(StoreUnavailable("away"))
         return calling("read_draft")
 
     world.upstream.answer = answer
@@ -863,7 +863,7 @@ async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
     world.store.away = True
     sending = body(["publish"])
     reply, _ = await call(world, sending)
-    assert (reply.status, reply.stepped) == (200, None)
+    assert (reply.status, reply.active_step) == (200, None)
     assert world.record.notes["step"] == "none: the store is unavailable"
     world.store.away = False
 
@@ -871,7 +871,7 @@ async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
 @pytest.mark.parametrize("is_written", [True, False])
 async def test_a_call_cancelled_while_its_step_is_stored_is_charged_once(*, is_written: bool) -> None:
     class Slow(UnavailableStore):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             if ending is None:
                 return await super().settle(record)
             if is_written:

@@ -87,11 +87,13 @@ def test_a_cached_prefix_does_not_change_the_text(wire: Wire) -> None:
             if draw.random() < 0.8:
                 assert finder.of(found) == newest(wire, elements), (conversation, turn)
             # Like the planner after counting a request: all messages but the last are a known prefix from now on.
-            if draw.random() < 0.8 and found.fresh:
-                begun = found.start.keys if found.start is not None else ()
-                keys = begun + keys_of(found.fresh[:-1])
+            if draw.random() < 0.8 and found.new_messages:
+                begun = found.cached_prefix.keys if found.cached_prefix is not None else ()
+                keys = begun + keys_of(found.new_messages[:-1])
                 known.keep(
-                    wire, CachedPrefix(found.settled, found.bounds, keys, "kind", MessageSums()), instead_of=found.start
+                    wire,
+                    CachedPrefix(found.text_before_last, found.bounds, keys, "kind", MessageSums()),
+                    instead_of=found.cached_prefix,
                 )
     assert len(finder._known) > 20
 
@@ -126,7 +128,7 @@ async def test_a_long_known_prefix_needs_no_thread() -> None:
     ]
     first = contents("chat", said, known)
     assert await finder.ahead_of(first) == "do it"
-    begun = CachedPrefix(first.settled, first.bounds, keys_of(first.fresh[:-1]), "kind", MessageSums())
+    begun = CachedPrefix(first.text_before_last, first.bounds, keys_of(first.new_messages[:-1]), "kind", MessageSums())
     known.keep("chat", begun, instead_of=None)
     next_one = contents("chat", [*said, {"role": "assistant", "content": "more"}], known)
     found = await finder.ahead_of(next_one)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.core.record import CallRecord
-from gateway.core.session import Places, SessionState, moved
+from gateway.core.session import Places, SessionState, with_agent_step
 from gateway.core.steps import StepState
-from gateway.core.stored import Ending
+from gateway.core.stored import StepEnding
 
 _AGENT = "counts"
 
@@ -17,7 +17,7 @@ def number_in(places: Places) -> int:
 
 
 def _one_more(places: Places) -> Places:
-    return moved(places, _AGENT, StepState(None, number_in(places) + 1))
+    return with_agent_step(places, _AGENT, StepState(None, number_in(places) + 1))
 
 
 def counts(state: SessionState) -> SessionState:
@@ -35,7 +35,7 @@ def number_apart(state: SessionState) -> int:
     return number
 
 
-def ending(record: CallRecord) -> Ending:
+def ending(record: CallRecord) -> StepEnding:
     """Counts in the session's steps, and says in the record how far."""
 
     def end(places: Places) -> tuple[Places, CallRecord]:

@@ -15,16 +15,16 @@ import pytest
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolResultTokens
 from gateway.core.errors import InvalidRequest
-from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, CallError, CallRecord, ContextRecord
-from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
+from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_text
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, Sort, StoredKey
 from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
+from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.stores.memory import CALLS_PER_SESSION
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
@@ -174,7 +174,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
 
 
 async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
-    fates = Fates.of([Fate("user", 7, 7, "kept"), Fate("tool", 9, 2, "condense")])
+    fates = MessageOutcomes.of([MessageOutcome("user", 7, 7, "kept"), MessageOutcome("tool", 9, 2, "condense")])
     weights = {"search": ToolResultTokens(2, 90), "größer …": ToolResultTokens(1, 7)}
     context = counted_tokens(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
     full = record(context=context)
@@ -234,14 +234,14 @@ async def test_a_session_remembers_what_its_frames_add(store: Store, record: Mak
 
 
 async def test_a_session_remembers_what_its_providers_keep_the_newest_first(store: Store, record: MakeRecord) -> None:
-    first, second = kept_as("p", ("a",), 1), kept_as("p", ("b", "c"), 2)
+    first, second = kept_text("p", ("a",), 1), kept_text("p", ("b", "c"), 2)
     await store.settle(record(charge=CHARGE, kept=first))
     again = record(charge=CHARGE, kept=second)
     for _ in range(2):
         await store.settle(again)
     await store.settle(record(charge=CHARGE))
-    await store.settle(record(charge=None, kept=kept_as("p", ("d",), 3)))
-    await store.settle(record("other", charge=CHARGE, kept=kept_as("p", ("e",), 4)))
+    await store.settle(record(charge=None, kept=kept_text("p", ("d",), 3)))
+    await store.settle(record("other", charge=CHARGE, kept=kept_text("p", ("e",), 4)))
     assert (await store.remembered(KEY)).kept == second + first
     assert (await store.opening(KEY, (), with_totals=True)).remembered.kept == second + first
     await store.reset(KEY)

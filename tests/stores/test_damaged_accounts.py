@@ -224,7 +224,7 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
         try:
             await damaged.store.balances([LIMITED])
         except StoreUnavailable as error:
-            settler.away(error)
+            settler.mark_unavailable(error)
     assert not settler.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
     assert not said(caplog, "store unavailable")

@@ -84,29 +84,29 @@ def test_deleted_file_of_refused_records_is_written_again(tmp_path: Path, record
 def test_unwritable_folder_is_known_before_the_first_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "journals"
-    obstacle = Journal(folder).obstacle()
+    obstacle = Journal(folder).write_warning()
     assert obstacle is not None
     assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is not a folder. ")
     assert "store.journal" in obstacle
     for good in (tmp_path, tmp_path / "new" / "folder", Path("new")):
-        assert Journal(good).obstacle() is None
+        assert Journal(good).write_warning() is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made to look"
 
 
 def test_only_journals_in_folders_of_other_stores_are_reported(tmp_path: Path, record: MakeRecord) -> None:
     ours, left, running, *odd = (tmp_path / name for name in ("0" * 12, "a" * 12, "b" * 12, "other", "c" * 11))
-    assert Journal(ours).elsewhere() is None
+    assert Journal(ours).other_stores_warning() is None
     journals = [Journal(folder) for folder in (ours, left, running, *odd)]
     for journal in journals:
         journal.append(record())
     for journal in journals:
         if journal is not journals[2]:
             journal.close()
-    told = Journal(ours).elsewhere()
+    told = Journal(ours).other_stores_warning()
     assert told is not None
     assert f"of other stores: {left}. " in told
     assert f"to {ours};" in told
-    assert Journal(odd[0]).elsewhere() is None, "it is no folder of one store among others"
+    assert Journal(odd[0]).other_stores_warning() is None, "it is no folder of one store among others"
     assert len(read(left)) == 1, "it is left as it is"
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from gateway.core.context_budget import LengthLimit
-from gateway.core.counting.calibration import KEPT, LastTurn, Residual
+from gateway.core.counting.calibration import MAX_RESIDUALS, LastTurn, Residual
 from gateway.core.errors import StoreUnavailable
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.stored import Lesson
@@ -59,8 +59,8 @@ async def test_what_is_reported_is_known_at_once() -> None:
     learner = Learner(MemoryStore())
     learner.report("k", off(5))
     learner.report("k", off(7))
-    assert (await learner.taught("k")).offsets == (off(5), off(7))
-    assert (await learner.taught("other")).offsets == ()
+    assert (await learner.lessons("k")).offsets == (off(5), off(7))
+    assert (await learner.lessons("other")).offsets == ()
     await settled(learner)
 
 
@@ -71,7 +71,7 @@ async def test_what_was_learned_survives_the_worker() -> None:
     first.report_limit("openai", "m", LengthLimit(8192))
     await settled(first)
     second = Learner(store)
-    assert (await second.taught("k")).offsets == (off(5),)
+    assert (await second.lessons("k")).offsets == (off(5),)
     assert await second.limit("openai", "m") == LengthLimit(8192)
     assert await second.limit("openai", "n") is None
 
@@ -83,17 +83,17 @@ async def test_two_workers_add_to_one_key() -> None:
     two.report("k", off(2))
     await settled(one)
     await settled(two)
-    assert (await two.taught("k")).offsets == (off(1), off(2))
+    assert (await two.lessons("k")).offsets == (off(1), off(2))
 
 
 async def test_only_the_newest_are_kept() -> None:
     store = MemoryStore()
     learner = Learner(store)
-    for number in range(KEPT + 3):
+    for number in range(MAX_RESIDUALS + 3):
         learner.report("k", off(number))
-    assert (await learner.taught("k")).offsets == tuple(map(off, range(3, KEPT + 3)))
+    assert (await learner.lessons("k")).offsets == tuple(map(off, range(3, MAX_RESIDUALS + 3)))
     await settled(learner)
-    assert (await Learner(store).taught("k")).offsets == tuple(map(off, range(3, KEPT + 3)))
+    assert (await Learner(store).lessons("k")).offsets == tuple(map(off, range(3, MAX_RESIDUALS + 3)))
 
 
 async def test_many_reports_are_one_write() -> None:
@@ -110,16 +110,16 @@ async def test_outage_costs_only_the_lessons_of_other_workers() -> None:
     store = UnavailableStore()
     store.away = True
     learner = Learner(store, write_after_s=0.01)
-    assert (await learner.taught("k")).offsets == ()
+    assert (await learner.lessons("k")).offsets == ()
     learner.report("k", off(3))
     learner.report_limit("p", "m", LengthLimit(100))
     before = store.asked
     await eventually(lambda: store.asked > before)
-    assert (await learner.taught("k")).offsets == (off(3),)
+    assert (await learner.lessons("k")).offsets == (off(3),)
     assert await learner.limit("p", "m") == LengthLimit(100)
     store.away = False
     await settled(learner)
-    assert (await Learner(store).taught("k")).offsets == (off(3),)
+    assert (await Learner(store).lessons("k")).offsets == (off(3),)
 
 
 async def test_rest_of_a_failed_write_is_written_again() -> None:
@@ -130,11 +130,11 @@ async def test_rest_of_a_failed_write_is_written_again() -> None:
         learner.report(key, off(3))
     learner.report_limit("p", "m", LengthLimit(100))
     await settled(learner)
-    assert (await learner.taught(keys[0])).offsets == (off(3),)
+    assert (await learner.lessons(keys[0])).offsets == (off(3),)
     store.writes = -10
     await settled(learner)
     known = Learner(store)
-    assert [(await known.taught(key)).offsets for key in keys] == [(off(3),)] * len(keys)
+    assert [(await known.lessons(key)).offsets for key in keys] == [(off(3),)] * len(keys)
     assert await known.limit("p", "m") == LengthLimit(100)
 
 
@@ -164,7 +164,7 @@ async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to
     learner.report_limit("p", "m", LengthLimit(2_000))
     learner.record(replace(answered(2_900), context=replace(counted(1_500, 1, None), beyond=1_400)), None)
     assert await learner.limit("p", "m") == LengthLimit(2_000)
-    assert (await learner.taught("k")).offsets == (Residual(0, 1_500),)
+    assert (await learner.lessons("k")).offsets == (Residual(0, 1_500),)
 
 
 async def test_limit_of_any_worker_is_trusted_for_an_hour() -> None:
@@ -204,10 +204,10 @@ async def test_failed_read_is_repeated_after_the_outage() -> None:
     first.report("k", off(3))
     await settled(first)
     store.away = True
-    assert [(await second.taught("k")).offsets for _ in range(3)] == [()] * 3
+    assert [(await second.lessons("k")).offsets for _ in range(3)] == [()] * 3
     store.away = False
     clock[0] += 60
-    assert (await second.taught("k")).offsets == (off(3),)
+    assert (await second.lessons("k")).offsets == (off(3),)
 
 
 async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
@@ -255,12 +255,12 @@ async def test_what_frames_added_in_a_session_is_known_to_others() -> None:
     learner = Learner(store)
     first = counted(100, 1, None)
     learner.record(replace(answered(150), context=first), None)
-    assert (await learner.taught("k")).frames == ()
+    assert (await learner.lessons("k")).frames == ()
     learner.record(replace(answered(280), context=counted(200, 2, first.reported(150))), None)
-    assert (await learner.taught("k")).frames == (Residual(30, 1),)
-    assert (await learner.taught("k")).offsets == (Residual(50, 100), Residual(80, 200))
+    assert (await learner.lessons("k")).frames == (Residual(30, 1),)
+    assert (await learner.lessons("k")).offsets == (Residual(50, 100), Residual(80, 200))
     await settled(learner)
-    assert (await Learner(store).taught("k")).frames == (Residual(30, 1),)
+    assert (await Learner(store).lessons("k")).frames == (Residual(30, 1),)
 
 
 def counted(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
@@ -288,7 +288,7 @@ async def test_damaged_lesson_is_ignored() -> None:
     await store.learn({"offsets\nk": damaged, "window\np\nm": damaged})
     await store.learn({f"window\np\n{number}": partial(leave, value) for number, value in enumerate(odd)})
     learner = Learner(store, now=lambda: 1.0)
-    assert (await learner.taught("k")).offsets == ()
+    assert (await learner.lessons("k")).offsets == ()
     assert await learner.limit("p", "m") is None
     assert [await learner.limit("p", str(number)) for number in range(len(odd))] == [None] * len(odd)
 
@@ -298,7 +298,7 @@ async def test_one_absurd_report_teaches_nothing_of_other_sessions() -> None:
     learner.report_limit("p", "m", LengthLimit(2_000))
     for tokens in (10**12, 200_000):
         learner.record(replace(answered(tokens), context=counted(8, 1, None)), None)
-    assert await learner.taught("k") == ((), (), ())
+    assert await learner.lessons("k") == ((), (), ())
     assert await learner.limit("p", "m") == LengthLimit(2_000)
     learner.record(replace(answered(5_000), context=counted(8, 1, None)), None)
-    assert (await learner.taught("k")).offsets == (Residual(4_992, 8),), "a host's own system prompt"
+    assert (await learner.lessons("k")).offsets == (Residual(4_992, 8),), "a host's own system prompt"

@@ -18,7 +18,7 @@ from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Granted, Hold, Limits, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord
-from gateway.core.stored import Ending, OpenHold
+from gateway.core.stored import OpenHold, StepEnding
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore
@@ -131,7 +131,7 @@ async def test_orphaned_call_of_a_living_worker_is_charged_for_later_tokens(
     lease = leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: delivered))
     await store.settle(replace(one, noted=100).as_orphaned())
     for delivered in (100, 400, 700):
-        await (leases.tick() if way == "tick" else leases.note(lease, 4 * delivered))
+        await (leases.tick() if way == "tick" else leases.save_progress(lease, 4 * delivered))
         totals = await store.totals(KEY)
         assert (totals.calls, totals.output_tokens) == (1, delivered)
     (balance,) = await store.balances([CLAIM])
@@ -147,7 +147,7 @@ async def test_later_tokens_of_an_orphaned_call_are_journaled_if_the_store_refus
     record: MakeRecord,
 ) -> None:
     class Damaged(Gone):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             raise StoreDamaged("its session cannot be read")
 
     notes, one = Notes(Damaged()), opened(record())
@@ -258,7 +258,7 @@ async def test_hold_of_a_call_accepted_in_an_outage_waits_for_the_store(record: 
     store, is_unavailable, told = Counting(), True, list[Granted]()
     leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_unavailable=lambda: is_unavailable)
     one = opened(record())
-    leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, taken=told.append))
+    leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, on_taken=told.append))
     await leases.tick()
     assert (store.taken, told) == ([], [])
     is_unavailable = False
@@ -315,7 +315,7 @@ async def test_a_stream_that_is_ahead_of_its_hold_goes_on(
     """A part of it that came at once was longer than what a hold is extended by."""
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 60, 2_000, step=50, answers=answers, delivered=lambda: 6_001))
+    lease = leases.open(Lease(one.call_id, 60, 2_000, step=50, responses=answers, delivered=lambda: 6_001))
     await leases.tick()
     assert 6_001 < lease.tokens <= 6_001 + 51 * answers
     assert not lease.is_over
@@ -326,7 +326,7 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
 ) -> None:
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 60, 100, step=50, answers=3, delivered=lambda: 1))
+    lease = leases.open(Lease(one.call_id, 60, 100, step=50, responses=3, delivered=lambda: 1))
     await leases.tick()
     assert lease.tokens == 100 + 50 * 3
 
@@ -346,7 +346,7 @@ async def test_hold_that_cannot_be_made_does_not_stop_other_renewals(
         await eventually(lambda: any("holds were not renewed" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
         lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
-        await eventually(lambda: lease.noted)
+        await eventually(lambda: lease.saved_tokens)
     await leases.aclose()
     clock.seconds += 61
     (overdue,) = await store.overdue(1)
@@ -371,7 +371,7 @@ async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, recor
     lease = leases.open(Lease("x", 60, 10, step=10, delivered=lambda: 5))
     await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
-    assert lease.noted == 0
+    assert lease.saved_tokens == 0
     await leases.aclose()
 
 
@@ -409,7 +409,7 @@ async def test_response_ends_with_its_hold_during_an_outage(record: MakeRecord, 
     for delivered in (1_000, 1_999, 2_000):
         lease.delivered = lambda come=delivered: come  # type: ignore[misc]
         with contextlib.suppress(StoreUnavailable):
-            await (leases.look(lease) if way == "look" else leases.tick())
+            await (leases.check(lease) if way == "look" else leases.tick())
         assert lease.is_over is (delivered == 2_000)
     (balance,) = await store.balances([CLAIM])
     assert balance.held.tokens == 100 + lease.tokens
@@ -421,11 +421,11 @@ async def test_response_continues_if_the_store_is_available_in_time(record: Make
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: delivered))
     store.is_gone = True
-    await leases.look(lease)
+    await leases.check(lease)
     store.is_gone = False
-    await leases.look(lease)
+    await leases.check(lease)
     delivered = 3_000
-    await leases.look(lease)
+    await leases.check(lease)
     assert not lease.is_over
     assert lease.tokens > 3_000
 
@@ -483,7 +483,7 @@ async def test_stream_progress_is_journaled_until_the_store_knows_it(
     await notes.tick()
     await notes.tick()
     assert notes.written[2:] == [{}], "once"
-    assert lease.noted == 9
+    assert lease.saved_tokens == 9
 
 
 async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_a_tick(
@@ -495,7 +495,7 @@ async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_
     leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
     leases[1].renewed_at -= 60
     leases[2].delivered = lambda: 1
-    await notes.leases.note(leases[2], 10)
+    await notes.leases.save_progress(leases[2], 10)
     await notes.tick()
     assert notes.written == [{old.hold.id: 0, begun.hold.id: 1}] * 2
     assert [lease.is_known for lease in leases] == [False, True, True]
@@ -517,8 +517,8 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
     notes.is_unavailable = notes.store.is_gone = is_gone
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
-        await asyncio.gather(*(notes.leases.note(lease, 9 * delivered) for lease in leases))
-        assert delivered - (leases[0].journaled or leases[0].noted) < 256
+        await asyncio.gather(*(notes.leases.save_progress(lease, 9 * delivered) for lease in leases))
+        assert delivered - (leases[0].journaled or leases[0].saved_tokens) < 256
     if is_gone:
         written = [noted for noted, _ in groupby(notes.written)]
         assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]
@@ -536,7 +536,7 @@ async def test_no_response_waits_for_a_store_known_to_be_unavailable(record: Mak
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: 1_900))
     store.is_gone = True
     for _ in range(50):
-        await leases.look(lease)
+        await leases.check(lease)
     assert (len(found), store.asked) == (1, 1)
 
 
@@ -577,8 +577,8 @@ async def test_orphaned_streams_exceed_their_budget_by_one_step_each_at_most(
 
 
 def test_dense_response_is_checked_before_its_hold_is_used_up() -> None:
-    lease = Lease("h", 60, 4_000, most=6_500)
-    assert (lease.is_bounded, lease.end, lease.look_bytes) == (True, 6_500, 2_048)
+    lease = Lease("h", 60, 4_000, end_tokens=6_500)
+    assert (lease.is_bounded, lease.end, lease.check_bytes) == (True, 6_500, 2_048)
     for come, delivered, next_look in (
         (2_048, 10, 16_384),  # an event a token
         (20_000, 4_500, 4_444),  # five bytes a token
@@ -586,8 +586,8 @@ def test_dense_response_is_checked_before_its_hold_is_used_up() -> None:
         (40_000, 9_000, 2_048),
         (0, 0, 2_048),
     ):
-        lease.looked(come, delivered)
-        assert (lease.looked_at, lease.look_bytes) == (come, next_look)
+        lease.schedule_check(come, delivered)
+        assert (lease.checked_at, lease.check_bytes) == (come, next_look)
 
 
 def test_response_without_a_bound_is_never_checked() -> None:

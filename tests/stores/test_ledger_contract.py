@@ -28,7 +28,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import CallClosing, CallOpening, OpenHold
+from gateway.core.stored import CallEnd, CallStart, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
@@ -128,9 +128,9 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
 ) -> None:
     claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
     nothing = await soon(store.opening(SESSION, claims, with_totals=with_totals))
-    assert nothing == CallOpening(
-        Remembered(), await soon(store.balances(claims)), Totals() if with_totals else None
-    ), "an unknown session"
+    assert nothing == CallStart(Remembered(), await soon(store.balances(claims)), Totals() if with_totals else None), (
+        "an unknown session"
+    )
     await store.update(SESSION, lambda state: state.with_parent("parent"))
     await granted(store, hold(*claims, fixed=Amount(10, 20, 1)))
     context = ContextRecord(6, 9, "exact", None, 6, 0, "k", 5)
@@ -165,7 +165,7 @@ async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(stor
     await soon(store.settle(spends(hold(claim(S)), Amount(7))))
     for other in (SessionKey("alice", "t"), SessionKey("bob", "s")):
         found = await soon(store.opening(other, [claim(other.account, 9)], with_totals=True))
-        assert found == CallOpening(Remembered(), (Balance(other.account, Limits(9), NOTHING, NOTHING),), Totals())
+        assert found == CallStart(Remembered(), (Balance(other.account, Limits(9), NOTHING, NOTHING),), Totals())
 
 
 async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they_stand(
@@ -187,7 +187,7 @@ async def test_a_hold_is_granted_up_to_the_limit_and_not_one_further(store: Stor
     for _ in range(2):
         await granted(store, hold(Claim(S, limits), fixed=Amount(10, 10, 10)))
     outcome = await refused(store, hold(Claim(S, limits), fixed=Amount(1, 1, 1)))
-    assert (outcome.dimension, outcome.needed, outcome.balance_of.left(outcome.dimension)) == (dimension, 1, 0)
+    assert (outcome.dimension, outcome.needed, outcome.balance.left(outcome.dimension)) == (dimension, 1, 0)
     assert await used_and_held(store) == (NOTHING, Amount(20, 20, 20))
 
 
@@ -213,7 +213,7 @@ async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted
     await soon(store.settle(spends(first, Amount(11))))
     outcome = await refused(store, hold(claim(S, 20)))
     assert not outcome.is_busy
-    assert outcome.balance_of == Balance(S, Limits(20), Amount(11), NOTHING)
+    assert outcome.balance == Balance(S, Limits(20), Amount(11), NOTHING)
 
 
 async def test_what_would_just_fit_if_nobody_else_held_anything_is_busy(store: Store, hold: Make) -> None:
@@ -232,7 +232,7 @@ async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) 
     claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
     for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
         outcome = await refused(store, hold(*order))
-        assert outcome.balance_of.key == KEY
+        assert outcome.balance.key == KEY
     for one in claims:
         assert await used_and_held(store, one) == (NOTHING, NOTHING)
     assert await overdue(store) == []
@@ -240,7 +240,7 @@ async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) 
 
 
 async def test_the_first_account_of_a_call_that_refuses_is_named(store: Store, hold: Make) -> None:
-    assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).balance_of.key == KEY
+    assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).balance.key == KEY
 
 
 async def test_what_will_not_come_back_is_named_before_what_may(store: Store, hold: Make) -> None:
@@ -253,9 +253,9 @@ async def test_what_will_not_come_back_is_named_before_what_may(store: Store, ho
     for ahead in ([claim(KEY, 100)], [claim(KEY, 20)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
         for within in ({"calls": 1}, {"tokens": 55}):
             outcome = await refused(store, hold(*ahead, Claim(S, Limits(**within)), fixed=Amount(20, 0, 1)))
-            assert (outcome.balance_of.key, outcome.is_busy) == (S, False)
+            assert (outcome.balance.key, outcome.is_busy) == (S, False)
         outcome = await refused(store, hold(*ahead, claim(S, 100), fixed=Amount(20, 0, 1)))
-        assert outcome.balance_of.key == ahead[0].key
+        assert outcome.balance.key == ahead[0].key
     held = hold(claim(S))
     await granted(store, held)
     outcome = await refused(store, hold(Claim(S, Limits(65, calls=1)), fixed=Amount(10, 0, 1)))
@@ -285,7 +285,7 @@ async def test_units_are_no_more_than_asked_and_a_call_that_cannot_have_the_leas
     assert await granted(store, hold(claim(S, 100), unit=Amount(1), least=5, most=20)) == 20
     assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 20
     outcome = await refused(store, hold(claim(S, 100), unit=Amount(2), least=6, most=20))
-    assert (outcome.needed, outcome.balance_of.left("tokens"), outcome.is_busy) == (22, 20, True)
+    assert (outcome.needed, outcome.balance.left("tokens"), outcome.is_busy) == (22, 20, True)
     assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 5
 
 
@@ -388,7 +388,7 @@ async def test_an_overspent_account_grants_nothing_more(store: Store, hold: Make
     await granted(store, opened)
     await soon(store.settle(spends(opened, Amount(150))))
     outcome = await refused(store, hold(claim(S, 100), fixed=Amount(1)))
-    assert (outcome.balance_of.left("tokens"), outcome.balance_of.used_fraction) == (0, 1.5)
+    assert (outcome.balance.left("tokens"), outcome.balance.used_fraction) == (0, 1.5)
 
 
 async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_then(store: Store, hold: Make) -> None:
@@ -404,7 +404,7 @@ async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_th
         assert [one.used for one in found.balances[1:]] == [Amount(7, 3, 1)] * 3
         assert [one.held for one in found.balances] == [NOTHING] * 4
         assert [one.limits.tokens for one in found.balances] == [None, 1_000, None, 100]
-    assert await soon(store.closing(spends(opened, TEN), None, ())) == CallClosing(found.totals, ())
+    assert await soon(store.closing(spends(opened, TEN), None, ())) == CallEnd(found.totals, ())
 
 
 async def test_settling_again_gives_back_and_charges_once(store: Store, hold: Make) -> None:
@@ -945,8 +945,8 @@ async def test_requests_count_when_they_are_made_and_never_come_back_before_thei
         charge = None if number else Charge(Usage.of(1, 1), "provider")
         await soon(store.settle(spends(opened, NOTHING, charge=charge)))
     outcome = await refused(store, hold(claim(S), rate, fixed=Amount(10, 0, 1)))
-    assert (outcome.balance_of.key, outcome.dimension, outcome.is_busy) == (RATE, "calls", False)
-    assert outcome.balance_of.resets_s == pytest.approx(60, abs=2)
+    assert (outcome.balance.key, outcome.dimension, outcome.is_busy) == (RATE, "calls", False)
+    assert outcome.balance.resets_s == pytest.approx(60, abs=2)
     assert await used_and_held(store, rate) == (Amount(calls=2), NOTHING)
     assert await used_and_held(store, S) == (NOTHING, NOTHING)
     moments.go_on(61)
@@ -1138,7 +1138,7 @@ async def test_calls_from_beginning_to_end_at_once_are_never_off_by_one(
         outcome = await store.reserve(opened, LEASE_S)
         if isinstance(outcome, Refused):
             # Each spends more than it holds, and where accounts lie apart they are looked at once more, a little later.
-            assert outcome.is_busy == (outcome.balance_of.used.tokens + 10 <= limit)
+            assert outcome.is_busy == (outcome.balance.used.tokens + 10 <= limit)
             return 0
         assert all(one.held.tokens + one.used.tokens <= limit for one in outcome.balances if one.key == KEY)
         await asyncio.sleep(0)

@@ -35,7 +35,7 @@ from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
-from gateway.core.stored import Ending, OpenHold
+from gateway.core.stored import OpenHold, StepEnding
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
@@ -124,7 +124,7 @@ class Reference:
         return frozenset(noted.keys() - self.holds.keys())
 
     def overdue(self, now: Moment) -> dict[str, OpenHold]:
-        over = (one.opened for one in self.holds.values() if ledger.is_over(one.renewed, LEASE_S, now))
+        over = (one.opened for one in self.holds.values() if ledger.is_lease_over(one.renewed, LEASE_S, now))
         return {one.hold.id: one for one in over}
 
     def settle(self, record: CallRecord, *, steps: bool = False) -> Totals:
@@ -161,7 +161,7 @@ class Reference:
 
     def reset(self, session: SessionKey) -> None:
         if session.account in self.accounts:
-            self.accounts[session.account] = ledger.anew(self.accounts[session.account])
+            self.accounts[session.account] = ledger.with_new_period(self.accounts[session.account])
         self.totals[session] = Totals()
         self.tools.pop(session, None)
         self.resets[session] = self.resets.get(session, 0) + 1
@@ -169,7 +169,7 @@ class Reference:
 
     def delete(self, session: SessionKey) -> None:
         if session.account in self.accounts:
-            self.accounts[session.account] = ledger.forgotten(self.accounts[session.account])
+            self.accounts[session.account] = ledger.after_deletion(self.accounts[session.account])
         self.totals.pop(session, None)
         self.tools.pop(session, None)
         self.steps.pop(session, None)
@@ -194,7 +194,7 @@ def alike(said: object, expected: object) -> bool:
         return said.units == expected.units and alike(said.balances, expected.balances)
     if isinstance(said, Refused) and isinstance(expected, Refused):
         rest = (said.dimension, said.needed, said.is_busy) == (expected.dimension, expected.needed, expected.is_busy)
-        return rest and alike(said.balance_of, expected.balance_of)
+        return rest and alike(said.balance, expected.balance)
     return said == expected
 
 
@@ -415,7 +415,7 @@ def _stepped(state: SessionState) -> SessionState:
     return state.with_step("a", StepState("s", _steps(state) + 1))
 
 
-def _ending(record: CallRecord) -> Ending:
+def _ending(record: CallRecord) -> StepEnding:
     def end(places: Places) -> tuple[Places, CallRecord]:
         before = SessionState(steps=places)
         return _stepped(before).steps, replace(record, notes={"steps": str(_steps(before))})

@@ -254,7 +254,7 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
     claims = (*opened.hold.claims, restrict)
     outcome = await store.reserve(replace(opened, hold=replace(opened.hold, claims=claims)), LEASE_S)
     assert isinstance(outcome, Refused)
-    assert outcome.balance_of.key == restrict.key
+    assert outcome.balance.key == restrict.key
     assert await balance(store) == [(NOTHING, NOTHING)] * 3
     [rate] = await store.balances([Claim(RATE, Limits(calls=9, window_s=10**6))])
     assert rate.used == NOTHING

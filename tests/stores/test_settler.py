@@ -14,7 +14,7 @@ import pytest
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import Ending, Lesson
+from gateway.core.stored import Lesson, StepEnding
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.memory import MemoryStore
@@ -35,7 +35,7 @@ class FlakyStore(MemoryStore):
         self.deaf = False
         self.tries = 0
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         self.tries += 1
         if self.away:
             raise StoreUnavailable("The store is away.")
@@ -110,7 +110,7 @@ async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(reco
     class FarStore(FlakyStore):
         under_way = most = 0
 
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             self.under_way += 1
             self.most = max(self.most, self.under_way)
             await asyncio.sleep(0.01)
@@ -121,7 +121,7 @@ async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(reco
 
     store = FarStore()
     settler = Settler(store, is_open=True)
-    settler.away(StoreUnavailable("away"))
+    settler.mark_unavailable(StoreUnavailable("away"))
     records = [record() for _ in range(100)]
     for one in records:
         await settler.settle(one)
@@ -136,13 +136,13 @@ async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(reco
 
 async def test_store_becomes_available_while_calls_keep_ending(record: MakeRecord) -> None:
     class SlowStore(FlakyStore):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             await asyncio.sleep(0.02)
             return await super().settle(record, ending)
 
     store = SlowStore()
     settler = Settler(store, is_open=True)
-    settler.away(StoreUnavailable("away"))
+    settler.mark_unavailable(StoreUnavailable("away"))
     ended: list[asyncio.Task[Totals | None]] = []
 
     async def ending() -> None:
@@ -170,7 +170,7 @@ async def test_outage_before_the_first_settlement_ends_when_the_store_replies() 
     store = Silent()
     settler = Settler(store)
     store.away = True
-    settler.away(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is away."))
     await eventually(lambda: store.pings == 2, "it is asked")
     with pytest.raises(StoreUnavailable):
         settler.check()
@@ -184,7 +184,7 @@ async def test_damage_is_logged_once_and_blocks_no_other_call(
 ) -> None:
     settler = Settler(store)
     for place in ("one", "other", "one"):
-        settler.away(StoreDamaged(f"The account {place} cannot be read."))
+        settler.mark_unavailable(StoreDamaged(f"The account {place} cannot be read."))
     settler.check()
     named = [entry.getMessage() for entry in heard.records if "cannot be read" in entry.getMessage()]
     assert [place for line in named for place in ("one", "other") if f" {place} " in line] == ["one", "other"]
@@ -198,7 +198,7 @@ async def test_record_that_fails_with_its_ending_can_be_settled_without_it(
     refusal: StoreUnavailable, is_unavailable: bool, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             raise refusal
 
     settler, call = Settler(Refusing()), record()
@@ -381,7 +381,7 @@ async def test_settlement_of_a_cancelled_caller_is_tried_again(store: FlakyStore
     waiting = asyncio.Event()
 
     class SlowOnce(FlakyStore):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             if self.tries == 0:
                 self.tries += 1
                 waiting.set()

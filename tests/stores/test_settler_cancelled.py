@@ -15,7 +15,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.steps import StepState
-from gateway.core.stored import Ending
+from gateway.core.stored import StepEnding
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.settler import Settler
@@ -37,7 +37,7 @@ class TroubledStore(SqliteStore):
 
     trouble: str | None = None
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         await asyncio.sleep(0)
         if self.trouble == "picky":
             raise RecordRefused("None of this.")

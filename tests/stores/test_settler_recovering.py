@@ -13,7 +13,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
-from gateway.core.stored import Ending
+from gateway.core.stored import StepEnding
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.memory import MemoryStore
@@ -83,7 +83,7 @@ class Slow(MemoryStore):
         super().__init__()
         self.under_way = self.most = 0
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_recovery_stops_when_the_store_becomes_unavailable(journals: Path,
     class Going(MemoryStore):
         tries = 0
 
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             self.tries += 1
             if self.tries == 2:
                 raise StoreUnavailable("The store is away.")
@@ -158,7 +158,7 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
     class Refusing(MemoryStore):
         refusal: StoreUnavailable | None = StoreUnavailable("The store is away.")
 
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             if self.refusal is not None:
                 raise self.refusal
             return await super().settle(record, ending)
@@ -185,7 +185,7 @@ async def test_recovered_file_is_deleted_after_each_record_is_settled_or_set_asi
     fails_at: int, journals: Path, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
-        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             raise RecordRefused("not this one")
 
     class FullOnce(Journal):
@@ -216,8 +216,8 @@ async def test_undeletable_journal_does_not_prolong_the_outage(
 
     store, came_back = MemoryStore(), list[bool]()
     settler = Settler(store, Stuck(tmp_path / "journals"))
-    settler.on_return = lambda: came_back.append(True)
-    settler.away(StoreUnavailable("The store is away."))
+    settler.on_available = lambda: came_back.append(True)
+    settler.mark_unavailable(StoreUnavailable("The store is away."))
     await settler.settle(record())
     await eventually(lambda: came_back)
     assert said(caplog, "cannot be deleted", "the disk is read-only")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gateway.core.fitting.trim_decision import TrimDecision
 from gateway.core.session import SessionState
 from gateway.core.steps import StepState
+from gateway.core.trimming.trim_decision import TrimDecision
 from gateway.stores import states
 
 FULL = SessionState(

@@ -35,14 +35,14 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import Agent
-from gateway.core.stored import CallOpening, Ending, OpenHold
+from gateway.core.stored import CallStart, OpenHold, StepEnding
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import Blind
+from gateway.stores.stale_accounts import StaleAccounts
 from tests.support.scripted import completion
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'
@@ -80,7 +80,7 @@ class FakeUpstream:
     @asynccontextmanager
     async def send(self, request: Outgoing) -> AsyncIterator[FakeReply]:
         self.sent.append(request)
-        request.at_work(is_so=True)
+        request.on_work(is_so=True)
         answer = self.answer(request)
         self.open += 1
         try:
@@ -127,7 +127,7 @@ class UnavailableStore(MemoryStore):
         #: names of the requests that failed because the store was unavailable
         self.missed: list[str] = []
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         await asyncio.sleep(0)
         if self.is_slow:
             self.is_settling = True
@@ -147,7 +147,7 @@ class UnavailableStore(MemoryStore):
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         asked = [*self.asked, "opening"]
         found = await super().opening(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
@@ -224,7 +224,7 @@ class World:
             self.settler.settle,
             lease_s=60,
             is_unavailable=lambda: self.settler.is_unavailable,
-            away=self.settler.away,
+            away=self.settler.mark_unavailable,
             note=self._note,
         )
         #: seconds by which the worker's clock is ahead of the machine's clock
@@ -249,7 +249,7 @@ class World:
             budgets=Budgets(
                 self.store,
                 self.leases,
-                Blind(),
+                StaleAccounts(),
                 budget or BudgetPolicy(),
                 time.time,
             ),

@@ -231,7 +231,7 @@ def test_webhook_gets_its_events_with_unique_ids() -> None:
 
 def test_observer_class_is_instantiated_and_object_is_used_directly() -> None:
     here = __name__
-    one, other, again = callbacks.made([f"{here}.All", f"{here}.AN_OBJECT", f"{here}:All"])
+    one, other, again = callbacks.load_observers([f"{here}.All", f"{here}.AN_OBJECT", f"{here}:All"])
     assert type(one).__name__ == "All"
     assert type(again) is type(one)
     assert again is not one
@@ -250,7 +250,7 @@ def test_observer_class_is_instantiated_and_object_is_used_directly() -> None:
 )
 def test_unusable_observer_is_a_configuration_error(name: str, problem: str) -> None:
     with pytest.raises(ConfigError) as error:
-        callbacks.made([f"{__name__}.All", f"{__name__}.{name}", "no.such.module"])
+        callbacks.load_observers([f"{__name__}.All", f"{__name__}.{name}", "no.such.module"])
     first, second = error.value.problems
     assert first.startswith(f"callbacks.observers[1]: {__name__}.{name} {problem}")
     assert second.startswith("callbacks.observers[2]: no.such.module cannot be loaded: ModuleNotFoundError: ")

@@ -18,10 +18,10 @@ from typing import TextIO
 import pytest
 
 import gateway
-from gateway.core.fitting.report import Fate, Fates
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
 from tests.support.timing import assert_ends, in_time
@@ -76,7 +76,7 @@ def test_text_line_shows_remaining_budget_tokens() -> None:
     assert log.text_line(CALL, TOTALS, Allowance(100_000, 36_590)).endswith(
         "· session 63,410 tok, $0.103200 · 36,590 of 100,000 left · 1.9 s"
     )
-    assert "left" not in log.text_line(CALL, TOTALS, Allowance(limit_usd="1.000000", left_usd="0.500000"))
+    assert "left" not in log.text_line(CALL, TOTALS, Allowance(limit_usd="1.000000", remaining_usd="0.500000"))
 
 
 def test_json_line_of_a_call() -> None:
@@ -122,7 +122,7 @@ TRIMMED = replace(
         key="k",
         estimate=7_960,
         trimmed={"dedupe": 3, "condense": 12},
-        message_fates=Fates.of([Fate("user", 10, 10, "kept")] * 41),
+        message_fates=MessageOutcomes.of([MessageOutcome("user", 10, 10, "kept")] * 41),
     ),
 )
 

@@ -20,7 +20,7 @@ from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
-from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, State
+from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, WorkerState
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
 from tests.support.timing import count_calls
@@ -40,7 +40,9 @@ REFUSED = replace(
     CALL, status=400, outcome="refused", error_code="budget_exhausted", charge=None, first_byte_s=None, tools=(),
     context=None,
 )  # fmt: skip
-WELL = State("1.2.3", 1_000.5, 3, 2, is_store_unavailable=False, waiting=0, providers={"openai": True, "ollama": False})
+WELL = WorkerState(
+    "1.2.3", 1_000.5, 3, 2, is_store_unavailable=False, waiting=0, providers={"openai": True, "ollama": False}
+)
 WHERE = {"provider": "openai", "model": "gpt-5"}
 
 
@@ -137,7 +139,7 @@ def test_store_errors_of_all_workers_are_summed_once(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path) for _ in range(2)]
     for errors in (2, 2, 3):
         for worker in workers:
-            worker.look(replace(WELL, store_errors=errors))
+            worker.update_gauges(replace(WELL, store_errors=errors))
     assert read(workers[0].text()).family("gateway_store_errors_total") == {(): 6}
 
 
@@ -237,8 +239,8 @@ def test_metrics_contain_no_session() -> None:
 
 def test_gauges_show_the_last_state_of_the_worker() -> None:
     metrics = Metrics()
-    metrics.look(replace(WELL, calls=9, is_store_unavailable=True))
-    metrics.look(WELL)
+    metrics.update_gauges(replace(WELL, calls=9, is_store_unavailable=True))
+    metrics.update_gauges(WELL)
     found = read(metrics.text())
     assert found.value("gateway_running_calls", worker="1") == 3
     assert found.value("gateway_open_holds", worker="1") == 2
@@ -261,12 +263,12 @@ def test_removed_provider_is_no_longer_shown(tmp_path: Path, *, is_shared: bool)
         found = read(watching.text()).family("gateway_provider_up")
         return {dict(labels)["provider"]: value for labels, value in found.items()}
 
-    metrics.look(WELL)
+    metrics.update_gauges(WELL)
     assert shown() == {"openai": 1, "ollama": 0}
     for _ in range(2):
-        metrics.look(replace(WELL, providers={"openai": True}))
+        metrics.update_gauges(replace(WELL, providers={"openai": True}))
         assert shown() == {"openai": 1}
-    metrics.look(WELL)
+    metrics.update_gauges(WELL)
     assert shown() == {"openai": 1, "ollama": 0}
 
 
@@ -321,7 +323,7 @@ def test_each_worker_shows_the_calls_of_all_workers(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path) for _ in range(2)]
     for worker in workers:
         worker.record(CALL, None)
-        worker.look(WELL)
+        worker.update_gauges(WELL)
     for worker in workers:
         found = read(worker.text())
         assert sum(found.family("gateway_calls_total").values()) == 2
@@ -332,7 +334,7 @@ def test_each_worker_shows_the_calls_of_all_workers(tmp_path: Path) -> None:
 def test_webhook_events_are_counted_by_result() -> None:
     metrics = Metrics()
     for result in ("sent", "sent", "failed"):
-        metrics.sent(result)
+        metrics.count_webhook_event(result)
     assert read(metrics.text()).family("gateway_webhooks_total") == {
         (("result", "sent"),): 2,
         (("result", "failed"),): 1,
@@ -344,8 +346,8 @@ def everything() -> Samples:
     counted_tokens = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolResultTokens(1, 30)}))
     for call in (counted_tokens, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
         metrics.record(call, None)
-    metrics.look(WELL)
-    metrics.sent("sent")
+    metrics.update_gauges(WELL)
+    metrics.count_webhook_event("sent")
     return read(metrics.text())
 
 

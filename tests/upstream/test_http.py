@@ -89,7 +89,7 @@ async def test_calls_that_time_out_waiting_for_a_connection_are_not_at_work() ->
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         limits = UpstreamTimeouts(connect_s=LIMIT_S, first_byte_s=0.35, between_bytes_s=LIMIT_S)
         upstream, reported = HttpUpstream("p", f"{url}/v1", limits, max_connections=1), list[bool]()
-        request = replace(outgoing(url), at_work=lambda *, is_so: reported.append(is_so))
+        request = replace(outgoing(url), on_work=lambda *, is_so: reported.append(is_so))
         asked = [asyncio.create_task(read(upstream, request)) for _ in range(4)]
         result = await asyncio.gather(*asked, return_exceptions=True)
         await upstream.aclose()
@@ -108,7 +108,7 @@ async def test_work_is_reported_only_after_a_connection() -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     async with upstream_of(url) as upstream:
         with pytest.raises(UpstreamRefused):
-            await read(upstream, replace(outgoing(url), at_work=lambda *, is_so: reported.append(is_so)))
+            await read(upstream, replace(outgoing(url), on_work=lambda *, is_so: reported.append(is_so)))
     assert reported == []
 
 
@@ -163,7 +163,7 @@ async def test_line_break_in_a_call_is_an_invalid_request(byte_server: StartUpst
         with pytest.raises(InvalidRequest, match="header or the address of this call contains a line break"):
             async with upstream.send(broken):
                 pass
-        assert upstream.asked_in_s is None
+        assert upstream.opens_in_s is None
     assert server.requests == []
 
 

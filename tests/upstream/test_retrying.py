@@ -278,12 +278,12 @@ async def test_untranslatable_requests_do_not_open_the_circuit() -> None:
 async def test_unreachable_provider_opens_the_circuit_with_its_counts() -> None:
     provider, clock = Provider([UpstreamUnreachable("no")] * 3), Clock()
     upstream = patient(provider, clock, retries=0)
-    assert (upstream.failures, upstream.asked_in_s) == (0, None)
+    assert (upstream.failures, upstream.opens_in_s) == (0, None)
     for _ in range(3):
         with pytest.raises(UpstreamUnreachable):
             await ask(upstream)
     clock.now += 4
-    assert (upstream.failures, upstream.asked_in_s) == (3, 6)
+    assert (upstream.failures, upstream.opens_in_s) == (3, 6)
 
 
 async def test_only_one_call_tests_an_open_circuit() -> None:
@@ -314,7 +314,7 @@ async def test_untranslatable_test_call_lets_another_call_test() -> None:
 
 async def test_waiting_call_is_not_at_work() -> None:
     reported: list[bool] = []
-    request = Outgoing("POST", "http://p/v1/x", [], b"{}", at_work=lambda *, is_so: reported.append(is_so))
+    request = Outgoing("POST", "http://p/v1/x", [], b"{}", on_work=lambda *, is_so: reported.append(is_so))
     async with patient(Provider([503, 200]), Clock()).send(request):
         assert reported == [False]
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, Final, NoReturn
 
-from gateway.core.conversation.message import DEEPEST
+from gateway.core.conversation.message import MAX_DEPTH
 from gateway.core.values import dataclass
 
 #: A text with more values than this is not parsed; parsing that many takes about half a second. Each value follows a
@@ -21,16 +21,16 @@ _BEFORE_VALUES: Final = (",", "{", "[", "\n{")
 _START_MARK: Final = "\ufdd0"
 _END_MARK: Final = "\ufdd1"
 _ESCAPED_MARK: Final = re.compile(r"\\u[fF][dD][dD][01]")
-#: writes bare values as strings; `written` then removes the markers and their quotes
+#: writes bare values as strings; `write` then removes the markers and their quotes
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
-def bare(text: str) -> str:
+def as_bare_value(text: str) -> str:
     """Return a value that is written as this text, without quotes."""
     return f"{_START_MARK}{text}{_END_MARK}"
 
 
-def bared(value: str) -> str | None:
+def bare_text_of(value: str) -> str | None:
     """Return the text of a bare value, or None for a string."""
     return value[1:-1] if value[:1] == _START_MARK else None
 
@@ -46,7 +46,9 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=bare, parse_float=bare, parse_constant=_constant)
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_int=as_bare_value, parse_float=as_bare_value, parse_constant=_constant
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _decode_all(texts: list[str]) -> list[Any] | None:
 def _is_deep(values: list[Any]) -> bool:
     """Return True if a value is nested deeper than encoders support. It is fast, because every value is checked."""
     level: list[Any] = [values]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for node in level
@@ -113,7 +115,7 @@ def _is_deep(values: list[Any]) -> bool:
     return True
 
 
-def written(value: object) -> str:
+def write(value: object) -> str:
     """Return a value as compact JSON."""
     text = _ENCODER.encode(value)
     return text.replace(f'"{_START_MARK}', "").replace(f'{_END_MARK}"', "")

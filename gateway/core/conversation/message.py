@@ -27,7 +27,7 @@ SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 RESULT_ROLES: Final = frozenset({"tool", "function"})
 KNOWN_ROLES: Final = SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
 #: the role of bytes that cannot be parsed
-UNKNOWN: Final = "unknown"
+UNKNOWN_ROLE: Final = "unknown"
 #: Placeholder for a message that the provider neither reads nor bills. Its role is no chat role, so it is never changed
 #: and counts no tokens.
 IGNORED: Final = b'{"role":"ignored"}'
@@ -52,10 +52,10 @@ _SPACE: Final = b" \t\n\r\f\v"
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _write: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 #: JSON that is nested deeper than this is not written again, because encoders fail at some depth above it.
-DEEPEST: Final = 100
+MAX_DEPTH: Final = 100
 #: JSON text inside a message with more values than this is not parsed, because all other threads wait meanwhile. At
 #: this number they wait a quarter of a second. Each value follows a comma or a bracket.
-MOST_VALUES: Final = 200_000
+MAX_VALUES: Final = 200_000
 _BEFORE_VALUES: Final = (",", "{", "[")
 
 #: fields in which providers expect their reasoning back unchanged, because they verify it
@@ -88,7 +88,7 @@ class MessageOutline:
     #: IDs and tool names of the calls that have both
     names: tuple[tuple[str, str], ...] = ()
     #: the ID of the call if it is a tool result
-    answers: str | None = None
+    result_of: str | None = None
     #: length of its text in characters
     length: int = 0
     #: hash of its text
@@ -103,7 +103,7 @@ class MessageOutline:
     #: problems for which a provider would refuse it
     faults: tuple[str, ...] = ()
     #: characters of its role, IDs, names and faults; usually few, but possibly as many as the request has
-    letters: int = 0
+    text_size: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -111,7 +111,7 @@ class MessageOutline:
         return self.role in KNOWN_ROLES
 
 
-def plain(raw: bytes) -> bytes:
+def without_cache_marks(raw: bytes) -> bytes:
     """Return a message, or any piece of JSON, without its cache marks, which clients move from turn to turn.
 
     Each mark is removed with one adjacent comma. Without marks, the same object is returned. Applying the function
@@ -209,12 +209,12 @@ def _mark_span(raw: bytes, start: int, stop: int, done: int, *, is_first_field: 
 
 def keys_of(messages: Iterable[bytes]) -> tuple[bytes, ...]:
     """Return a hash of each message without its cache marks."""
-    return tuple(map(digest, plains_of(messages)))
+    return tuple(map(digest, all_without_cache_marks(messages)))
 
 
-def plains_of(messages: Iterable[bytes]) -> list[bytes]:
+def all_without_cache_marks(messages: Iterable[bytes]) -> list[bytes]:
     """Return each message without its cache marks; a message without marks is returned itself."""
-    return list(map(plain, messages))
+    return list(map(without_cache_marks, messages))
 
 
 def digest(raw: bytes) -> bytes:
@@ -224,7 +224,7 @@ def digest(raw: bytes) -> bytes:
 
 def key_of(raw: bytes) -> tuple[bytes, bool]:
     """Return a hash of a message without its cache marks, and whether it has any."""
-    unmarked = plain(raw)
+    unmarked = without_cache_marks(raw)
     return digest(unmarked), unmarked is not raw
 
 
@@ -255,7 +255,7 @@ class Hashed:
 
     @cached_property
     def _plains(self) -> list[bytes]:
-        return [*self.raws[: self._unmarked], *plains_of(self.raws[self._unmarked :])]
+        return [*self.raws[: self._unmarked], *all_without_cache_marks(self.raws[self._unmarked :])]
 
     @cached_property
     def keys(self) -> tuple[bytes, ...]:
@@ -278,7 +278,7 @@ class Hashed:
 _is_some: Final = cast("Callable[[bytes | None], TypeGuard[bytes]]", partial(is_not, None))
 
 
-def instead(original: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
+def with_changes(original: Iterable[bytes], changes: Mapping[int, bytes | None]) -> tuple[bytes, ...]:
     """Return the messages with some replaced by `changes`, or dropped if the change is None."""
     return tuple(filter(_is_some, map(changes.get, count(), original)))
 
@@ -298,7 +298,7 @@ def decode(raw: bytes) -> Any:
     return json.loads(raw.decode())
 
 
-def read(raw: bytes) -> tuple[Any, bool]:
+def parse_bytes(raw: bytes) -> tuple[Any, bool]:
     """Parse any bytes; return the value (None if it is not JSON), and whether writing it again would lose something."""
     detector = _LossDetector()
     try:
@@ -349,18 +349,18 @@ def _is_encodable(value: object) -> bool:
 
 
 def has_too_many_values(text: str) -> bool:
-    """Return True if a JSON text has too many values to be parsed, see `MOST_VALUES`; this does not parse it."""
-    return len(text) > MOST_VALUES and sum(map(text.count, _BEFORE_VALUES)) > MOST_VALUES
+    """Return True if a JSON text has too many values to be parsed, see `MAX_VALUES`; this does not parse it."""
+    return len(text) > MAX_VALUES and sum(map(text.count, _BEFORE_VALUES)) > MAX_VALUES
 
 
 def _may_be_deep(raw: bytes) -> bool:
-    return raw.count(b"{") + raw.count(b"[") >= DEEPEST
+    return raw.count(b"{") + raw.count(b"[") >= MAX_DEPTH
 
 
 def is_deep(value: object) -> bool:
     """Return True if a value is nested deeper than encoders support."""
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [inner for node in level if isinstance(node, dict | list) for inner in _children(node)]
         if not level:
             return False
@@ -373,7 +373,7 @@ def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 def text_of(raw: bytes) -> str:
     """Return the text of any message."""
-    value, _ = read(raw)
+    value, _ = parse_bytes(raw)
     return text_parts(value.get("content")) if isinstance(value, dict) else ""
 
 
@@ -388,10 +388,10 @@ def text_parts(content: object) -> str:
 
 def outline_of(raw: bytes) -> MessageOutline:
     """Parse a message without its cache marks; never raises."""
-    raw = plain(raw)
-    message, is_lossy = read(raw)
+    raw = without_cache_marks(raw)
+    message, is_lossy = parse_bytes(raw)
     if not isinstance(message, dict):
-        return MessageOutline(UNKNOWN, sealed=True, identity=digest(raw))
+        return MessageOutline(UNKNOWN_ROLE, sealed=True, identity=digest(raw))
     content, role, answers = message.get("content"), str(message.get("role")), _answered_id(message)
     text = text_parts(content)
     text_key = digest(text.encode("utf-8", "surrogatepass"))
@@ -403,14 +403,14 @@ def outline_of(raw: bytes) -> MessageOutline:
         role=role,
         calls=ids,
         names=names,
-        answers=answers,
+        result_of=answers,
         length=len(text),
         text_key=text_key,
         identity=digest(raw) if is_lossy else _identity(raw, message, text_key),
         sealed=is_lossy or _is_sealed(message, content),
         thinks=role == "assistant" and _thinks(message),
         faults=faults,
-        letters=sum(map(len, chain((role, answers or ""), ids, chain.from_iterable(names), faults))),
+        text_size=sum(map(len, chain((role, answers or ""), ids, chain.from_iterable(names), faults))),
     )
 
 

@@ -6,7 +6,7 @@
 
 Only the keys of the messages are computed at once. Everything else is computed on first use, so that the messages of a
 request that fits are never parsed. Parsing never fails: a message that is no chat message becomes an item with an
-unknown role, and stays unchanged. `gateway.core.fitting` decides what to keep.
+unknown role, and stays unchanged. `gateway.core.trimming` decides what to keep.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ConversationOutline:
             (*self.roles, *[one.role for one in more]),
             (*self.identities, *[one.identity for one in more]),
             (*self.calls, *[len(one.calls) for one in more]),
-            self.letters + sum([one.letters for one in more]),
+            self.letters + sum([one.text_size for one in more]),
             (*closed, *_spans(outlines, start)),
             self.fixed.union(fixed),
             (*self.users, *users),
@@ -90,7 +90,7 @@ class Item:
     index: int
     role: str
     calls: tuple[str, ...]
-    answers: str | None
+    result_of: str | None
     #: length of its text in characters, and a hash of it
     length: int
     text_key: bytes
@@ -103,7 +103,7 @@ class Item:
     key: bytes
 
     @property
-    def is_talk(self) -> bool:
+    def is_assistant_text(self) -> bool:
         """Return True if it is an assistant message without calls, so that an assistant's gap mark can replace it."""
         return self.role == "assistant" and not self.calls
 
@@ -138,19 +138,19 @@ class Conversation:
     #: indices of messages with cache marks
     marked: frozenset[int]
     #: indices of messages that the client wants to keep unchanged
-    wanted: frozenset[int] = frozenset()
+    pinned_by_client: frozenset[int] = frozenset()
     #: indices of messages that later messages need; they stay unchanged as long as they fit
     needed: frozenset[int] = frozenset()
     #: indices of messages that are kept or dropped together with the unit before them
     following: frozenset[int] = frozenset()
-    #: indices of messages that cannot be dropped, see `leaders`, in addition to those that are found here
-    leading: frozenset[int] = frozenset()
+    #: indices of messages that cannot be dropped, see `all_undroppable`, in addition to those that are found here
+    undroppable: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
-    book: MessageParser | None = None
+    parser: MessageParser | None = None
     #: True if the provider may refuse two consecutive messages of one role, such as two of the user, unless the
     #: original messages had them
-    takes_turns: bool = True
+    needs_alternating_roles: bool = True
     #: the fields of the request that define its tools, as bytes
     tools: tuple[bytes, ...] = ()
     #: cached results of `prefix`
@@ -199,14 +199,14 @@ class Conversation:
             original.raws,
             original.keys,
             original.marked,
-            wanted=frozenset(pinned),
+            pinned_by_client=frozenset(pinned),
             needed=frozenset(needed),
             following=frozenset(following),
-            leading=frozenset(leading),
+            undroppable=frozenset(leading),
             priorities=priorities or {},
             keep_last_turns=keep_last_turns,
-            book=reader,
-            takes_turns=takes_turns,
+            parser=reader,
+            needs_alternating_roles=takes_turns,
             tools=tuple(tools),
         )
 
@@ -231,13 +231,13 @@ class Conversation:
             tools=tools,
         )
 
-    def beginning(self, size: int) -> Conversation:
+    def first_messages(self, size: int) -> Conversation:
         """Return a conversation of the first `size` messages, without pins and priorities of the client."""
         marked, following = (frozenset(i for i in some if i < size) for some in (self.marked, self.following))
-        return Conversation(self.messages[:size], self.keys[:size], marked, following=following, book=self.book)
+        return Conversation(self.messages[:size], self.keys[:size], marked, following=following, parser=self.parser)
 
     @property
-    def last_words(self) -> range:
+    def last_response(self) -> range:
         """Return the range of the last assistant message and the results of its calls."""
         outlines = self.outlines
         return next((range(*span) for span in reversed(self.spans) if outlines[span[0]].role == "assistant"), range(0))
@@ -255,7 +255,7 @@ class Conversation:
         return users[-1] + 1 if users else 0
 
     @cached_property
-    def leaders(self) -> frozenset[int]:
+    def all_undroppable(self) -> frozenset[int]:
         """Return the messages that cannot be dropped.
 
         Parts of them, or of the results of their calls, can be shortened if they are not sealed.
@@ -268,15 +268,15 @@ class Conversation:
         # Checked first because turns are long and most have no thinking.
         first = next((index for index in range(self._after_user, len(roles)) if roles[index] == "assistant"), None)
         if first is None or not outlines[first].thinks or all(outlines[index].thinks for index in self.last_turn):
-            return self.leading
-        return self.leading | {first}
+            return self.undroppable
+        return self.undroppable | {first}
 
     @cached_property
     def outline(self) -> ConversationOutline:
         """Return the outline of all messages."""
-        if self.book is None:
+        if self.parser is None:
             return ConversationOutline().plus([outline_of(raw) for raw in self.messages])
-        return self.book.outline(self.keys, self.messages)
+        return self.parser.outline(self.keys, self.messages)
 
     @property
     def outlines(self) -> Sequence[MessageOutline]:
@@ -303,8 +303,8 @@ class Conversation:
             pinned.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
         if outline.spans:
             pinned.update(range(*outline.spans[-1]))
-        pinned.update(index for index in self.leaders if outline.outlines[index].sealed)
-        pinned.update(index for index in self.wanted if 0 <= index < len(outline.outlines))
+        pinned.update(index for index in self.all_undroppable if outline.outlines[index].sealed)
+        pinned.update(index for index in self.pinned_by_client if 0 <= index < len(outline.outlines))
         return frozenset(pinned)
 
     @cached_property
@@ -316,7 +316,7 @@ class Conversation:
                 index,
                 one.role,
                 one.calls,
-                one.answers,
+                one.result_of,
                 one.length,
                 one.text_key,
                 pinned=index in pinned,
@@ -351,7 +351,7 @@ class Conversation:
         The call with the thinking that starts a turn is no such message. The result of that call is not part of what
         was signed, so it can be shortened.
         """
-        return self.pinned - (self.leaders - self.wanted)
+        return self.pinned - (self.all_undroppable - self.pinned_by_client)
 
     def _units_of(self, run: Sequence[tuple[int, int]]) -> Iterator[Unit]:
         """Yield one unit for a whole run of spans.
@@ -359,7 +359,7 @@ class Conversation:
         If some messages of the run must be sent, yield one unit for each span, so that the other spans can be
         shortened.
         """
-        unit_pins, leaders, outlines = self._unit_pins, self.leaders, self.outlines
+        unit_pins, leaders, outlines = self._unit_pins, self.all_undroppable, self.outlines
         is_pinned = [any(index in unit_pins for index in range(*span)) for span in run]
         is_kept = any(is_pinned) or not leaders.isdisjoint(range(run[0][0], run[-1][1]))
         if not is_kept:
@@ -408,7 +408,7 @@ def _end_of_results(outlines: Sequence[MessageOutline], stop: int, waiting: dict
     Results without a call and messages that cannot be parsed stay with the results around them.
     """
     while stop < len(outlines) and waiting:
-        answers = outlines[stop].answers
+        answers = outlines[stop].result_of
         if answers is not None and answers in waiting:
             waiting[answers] -= 1
             if not waiting[answers]:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from gateway.core.conversation.message import digest
 from gateway.core.counting.measure import TokenCounter
-from gateway.core.repeated import digest_again
+from gateway.core.repeated import cached_digest
 
 T = TypeVar("T")
 
@@ -47,9 +47,11 @@ class CountCache:
             compute: computes the result. Two threads that ask at the same time may both call it; the results are equal.
             size: returns the bytes that a result takes.
         """
-        return self.get_one(kind, digest_again(content), compute, size)
+        return self.get_by_key(kind, cached_digest(content), compute, size)
 
-    def get_one(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
+    def get_by_key(
+        self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int] | None = None
+    ) -> T:
         """Return the result of `compute` for this key, from the cache if it is known.
 
         The key is a hash of the content, or another value that identifies it. A result of None is not cached.
@@ -61,14 +63,14 @@ class CountCache:
         self.put(kind, key, value, size(value) if size is not None else 0)
         return value
 
-    def get_keyed(
+    def get_many(
         self,
         kind: str,
         keys: Sequence[Hashable],
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """Return the results of many keys, like `get_one`.
+        """Return the results of many keys, like `get_by_key`.
 
         `compute` is called once with the indices of all unknown keys, or not at all if every key is known.
         """
@@ -111,7 +113,7 @@ class CountCache:
     def tokens(self, counter: TokenCounter, text: str) -> int:
         """Return the token count of a text, from the cache if it is known."""
         key = digest(text.encode("utf-8", "surrogatepass"))
-        return self.get_one(f"text\0{counter.name}", key, lambda: counter.count(text))
+        return self.get_by_key(f"text\0{counter.name}", key, lambda: counter.count(text))
 
     def _store(self, key: Hashable, value: object, cost: int) -> None:
         if cost > self._limit:

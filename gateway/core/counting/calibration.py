@@ -25,11 +25,11 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from gateway.core.counting.estimate import OF_MESSAGES, Estimate, Source
+from gateway.core.counting.estimate import MESSAGE_MARKS, Estimate, Source
 from gateway.core.values import dataclass
 
 #: number of residuals that are kept for a key
-KEPT: Final = 16
+MAX_RESIDUALS: Final = 16
 #: The most that an offset may add to an estimate, in tokens, and the most that it may subtract, as a share of the
 #: estimate. Hosts add system prompts of up to 5,000 tokens; no known host subtracts more than half.
 _MAX_ADDED: Final = 8_192
@@ -81,29 +81,29 @@ class LastTurn:
         residual: reported minus estimated tokens.
         frames: number of frames of its request, see `Estimate`; None if unknown.
         added: tokens by which the residual grew per added frame and fell per removed frame, over all turns so far.
-        over: number of frames that were added or removed in those turns.
+        frame_changes: number of frames that were added or removed in those turns.
     """
 
     key: str
     residual: int
     frames: int | None = None
     added: int = 0
-    over: int = 0
+    frame_changes: int = 0
 
-    def then(self, residual: int, frames: int | None) -> LastTurn:
+    def followed_by(self, residual: int, frames: int | None) -> LastTurn:
         """Return the next reported turn of the session, which must have the same key."""
         new_frames = frames - self.frames if frames is not None and self.frames is not None else 0
         growth = residual - self.residual
         if abs(growth) > _MAX_FRAME_TOKENS * abs(new_frames):
-            return LastTurn(self.key, residual, frames, self.added, self.over)
-        added, over = self.added + (growth if new_frames > 0 else -growth), self.over + abs(new_frames)
+            return LastTurn(self.key, residual, frames, self.added, self.frame_changes)
+        added, over = self.added + (growth if new_frames > 0 else -growth), self.frame_changes + abs(new_frames)
         if over > _MAX_FRAMES:
             added, over = round(added * _MAX_FRAMES / over), _MAX_FRAMES
         return LastTurn(self.key, residual, frames, added, over)
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
+class CorrectedEstimate:
     """An estimate, corrected by what was learned.
 
     Attributes:
@@ -136,13 +136,13 @@ def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
     return f"{provider}\n{model}\n{wire}\n{shape}"
 
 
-def may_become(key: str, other: str) -> bool:
+def can_be_trimmed_to(key: str, other: str) -> bool:
     """Return True if a request with one key may have the other key after some of its messages are dropped."""
     (endpoint, marks), (other_endpoint, other_marks) = map(_parts, (key, other))
-    return endpoint == other_endpoint and other_marks <= marks and marks - other_marks <= OF_MESSAGES
+    return endpoint == other_endpoint and other_marks <= marks and marks - other_marks <= MESSAGE_MARKS
 
 
-def is_telling(reported: int, estimate: int, key: str) -> bool:
+def is_plausible(reported: int, estimate: int, key: str) -> bool:
     """Return True if the reported input tokens are plausible for this estimate, so that they can be learned from.
 
     The report is charged in any case. But a single mistake of a provider must not change the estimates of other
@@ -158,7 +158,7 @@ def _is_too_little(reported: int, estimate: int, key: str) -> bool:
     return reported < _MIN_REPORTED_SHARE * estimate and _INVISIBLE.isdisjoint(_parts(key)[1])
 
 
-def whole_report(reported: int, estimate: int, newest: int, before: LastTurn | None, key: str) -> int | None:
+def whole_request_tokens(reported: int, estimate: int, newest: int, before: LastTurn | None, key: str) -> int | None:
     """Return the input tokens of the whole request that a report implies, or None if they cannot be derived.
 
     Some servers (Ollama, llama.cpp) report only the tokens that were not in their prompt cache. Such a report covers
@@ -183,7 +183,7 @@ def _parts(key: str) -> tuple[str, set[str]]:
     return endpoint, {*shape.split("+")} - {""}
 
 
-def corrected(
+def correct_estimate(
     estimate: Estimate,
     key: str,
     residuals: Sequence[Residual] = (),
@@ -192,7 +192,7 @@ def corrected(
     *,
     frames: Sequence[Residual] = (),
     estimated: int | None = None,
-) -> Corrected:
+) -> CorrectedEstimate:
     """Correct an estimate by the residuals of its key, and by the session's last turn if that had the same key.
 
     What a provider adds differs more between the sessions of a key than within one session. So there are two margins:
@@ -214,31 +214,31 @@ def corrected(
     if last is not None and last.key == key:
         return _corrected_by_last_turn(estimate, estimated, last, surprises, frames)
     if not residuals:
-        return Corrected(estimated, _margin(estimate, estimated), 0, estimate.source)
+        return CorrectedEstimate(estimated, _margin(estimate, estimated), 0, estimate.source)
     scaled = _scaled(residuals, estimated)
     typical = round(median(scaled))
     offset = _clamped(typical, estimated)
     tokens = estimated + offset
-    return Corrected(tokens, _margin(estimate, tokens, max(scaled) - typical, len(scaled)), offset, "learned")
+    return CorrectedEstimate(tokens, _margin(estimate, tokens, max(scaled) - typical, len(scaled)), offset, "learned")
 
 
 def _corrected_by_last_turn(
     estimate: Estimate, estimated: int, last: LastTurn, surprises: Sequence[Residual], frames: Sequence[Residual]
-) -> Corrected:
+) -> CorrectedEstimate:
     per_frame = _tokens_per_frame(last, frames)
     new_frames = estimate.frames - last.frames if last.frames is not None else 0
     offset = _clamped(last.residual + round(per_frame * new_frames), estimated)
     tokens = estimated + offset
     scaled = _scaled(surprises, estimated) or (0,)
     least_margin = _MIN_LEARNED_MARGIN if len(surprises) >= _MANY_SURPRISES else _MIN_MARGIN
-    return Corrected(
+    return CorrectedEstimate(
         tokens, _margin(estimate, tokens, max(scaled), len(scaled), least_margin), offset, "learned", last, per_frame
     )
 
 
 def _tokens_per_frame(last: LastTurn, others: Sequence[Residual]) -> float:
     """Return the tokens that a frame adds: as observed in this session, or before that in other sessions."""
-    return _mean(last.added, last.over, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
+    return _mean(last.added, last.frame_changes, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
 
 
 @lru_cache(maxsize=_CACHED_KEYS)  # a turn asks several times
@@ -254,7 +254,7 @@ def _mean(added: int, over: int, first: float = 0.0) -> float:
     return max(-_MAX_FRAME_TOKENS, min(_MAX_FRAME_TOKENS, (first + added) / (1 + max(0, over))))
 
 
-def ceiling(
+def largest_estimate(
     estimate: Estimate,
     key: str,
     residuals: Sequence[Residual],
@@ -268,10 +268,10 @@ def ceiling(
 
     The rest of the offset and the margin are subtracted from the budget.
     """
-    result = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=budget)
+    result = correct_estimate(estimate, key, residuals, last, surprises, frames=frames, estimated=budget)
     # The second pass takes the margin of the budget alone, not of the budget plus the offset.
     largest = max(0, budget - result.offset)
-    result = corrected(estimate, key, residuals, last, surprises, frames=frames, estimated=largest)
+    result = correct_estimate(estimate, key, residuals, last, surprises, frames=frames, estimated=largest)
     return budget - result.margin - result.offset + round(result.frame * estimate.frames)
 
 
@@ -319,4 +319,4 @@ def residuals_from(value: Any) -> tuple[Residual, ...]:
     """Read stored residuals: a list of pairs, or of numbers without estimates. Anything else in the list is ignored."""
     items = value if isinstance(value, list) else []
     pairs = [item if isinstance(item, list) else [item, 0] for item in items]
-    return tuple([Residual(*pair) for pair in pairs if [*map(type, pair)] == [int, int]])[-KEPT:]
+    return tuple([Residual(*pair) for pair in pairs if [*map(type, pair)] == [int, int]])[-MAX_RESIDUALS:]

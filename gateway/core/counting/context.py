@@ -28,9 +28,9 @@ class ToolResultTokens(NamedTuple):
     tokens: int
 
 
-ToolWeights = Mapping[str, ToolResultTokens]
+TokensByTool = Mapping[str, ToolResultTokens]
 
-NO_WEIGHT: Final = ToolResultTokens(0, 0)
+NO_RESULTS: Final = ToolResultTokens(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ContextCounts:
     definition_tokens: int = 0
     results: int = 0
     repeated_tokens: int = 0
-    tools: ToolWeights = field(default_factory=dict)
+    tools: TokensByTool = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def context_counts(
 
 def _add_result(tools: dict[str, ToolResultTokens], name: str, tokens: int) -> None:
     name = counted_as(name, tools, MAX_TOOLS)
-    results, before = tools.get(name, NO_WEIGHT)
+    results, before = tools.get(name, NO_RESULTS)
     tools[name] = ToolResultTokens(results + 1, before + tokens)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from gateway.core.context_budget import LengthLimit
-from gateway.core.counting.calibration import Corrected, LastTurn, Residual, calibration_key, corrected
+from gateway.core.counting.calibration import CorrectedEstimate, LastTurn, Residual, calibration_key, correct_estimate
 from gateway.core.counting.estimate import Estimate
 from gateway.core.counting.request import RequestParts
 from gateway.core.values import dataclass
@@ -21,22 +21,22 @@ class CountedRequest:
         estimate: its estimate before correction.
         expected: its estimate after correction. This covers the request itself.
         key: the calibration key under which this kind of request is learned.
-        kept: tokens of an earlier response that the provider stores (`previous_response_id`) and of everything before
-            it. They are added to `expected`. The context budget ignores them: the gateway cannot trim them, and does
-            not know how much of them the provider drops. The messages in the request are the newest ones, which should
-            stay.
+        stored_tokens: tokens of an earlier response that the provider stores (`previous_response_id`) and of everything
+            before it. They are added to `expected`. The context budget ignores them: the gateway cannot trim them, and
+            does not know how much of them the provider drops. The messages in the request are the newest ones, which
+            should stay.
     """
 
     request: RequestParts
     estimate: Estimate
-    expected: Corrected
+    expected: CorrectedEstimate
     key: str
-    kept: int = 0
+    stored_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Return the input tokens that the provider is expected to report."""
-        return self.expected.tokens + self.kept
+        return self.expected.tokens + self.stored_tokens
 
     def margin(self, safety: float | None) -> int:
         """Return the tokens to keep free above the expected ones.
@@ -47,17 +47,17 @@ class CountedRequest:
         return expected.margin if safety is None else ceil(expected.tokens * safety) - expected.tokens
 
     @property
-    def framed(self) -> int:
+    def estimate_with_frames(self) -> int:
         """Return the estimate plus the part of the correction that grows with the number of frames (see `Estimate`).
 
-        Dropping messages changes this number. The rest of the correction is a constant, see `beyond`.
+        Dropping messages changes this number. The rest of the correction is a constant, see `constant_offset`.
         """
         return self.estimate.tokens + round(self.expected.frame * self.estimate.frames)
 
     @property
-    def beyond(self) -> int:
+    def constant_offset(self) -> int:
         """Return the part of the correction that stays the same if messages are dropped, in tokens; may be negative."""
-        return self.expected.tokens - self.framed
+        return self.expected.tokens - self.estimate_with_frames
 
     def fits(self, budget: int | None, safety: float | None) -> bool:
         """Return True if the expected tokens and the margin are within the budget."""
@@ -65,16 +65,16 @@ class CountedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedCorrections:
     """Corrections and limits that are known from earlier calls.
 
     Attributes:
-        offsets: errors of earlier requests of this kind, see `corrected` for this and the next two.
+        offsets: errors of earlier requests of this kind, see `correct_estimate` for this and the next two.
         surprises: errors of earlier requests although the last turn of their session was known.
         frames: tokens that each frame added.
         last_turn: the last turn of this session.
         limit: the context window of the model, as its provider named it in an error.
-        kept: tokens of the earlier response that the request continues.
+        stored_tokens: tokens of the earlier response that the request continues.
     """
 
     offsets: Sequence[Residual] = ()
@@ -82,20 +82,20 @@ class Learned:
     frames: Sequence[Residual] = ()
     last_turn: LastTurn | None = None
     limit: LengthLimit | None = None
-    kept: int = 0
+    stored_tokens: int = 0
 
     @property
-    def is_of_others(self) -> bool:
+    def includes_other_sessions(self) -> bool:
         """Return True if any of it, except the limit, was learned from other sessions."""
         return bool(self.offsets or self.surprises or self.frames)
 
     @property
-    def alone(self) -> Learned:
+    def of_session(self) -> LearnedCorrections:
         """Return only what was learned from this session, and the limit."""
-        return Learned(last_turn=self.last_turn, limit=self.limit, kept=self.kept)
+        return LearnedCorrections(last_turn=self.last_turn, limit=self.limit, stored_tokens=self.stored_tokens)
 
 
-def key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
+def calibration_key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
     """Return the calibration key for estimates like this one.
 
     A request that continues a stored response has a separate key, because the tokens of that response are an estimate
@@ -105,11 +105,15 @@ def key_of(request: RequestParts, estimate: Estimate, kept: int = 0) -> str:
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
-def count_tokens(request: RequestParts, estimate: Estimate, learned: Learned, key: str | None = None) -> CountedRequest:
+def count_tokens(
+    request: RequestParts, estimate: Estimate, learned: LearnedCorrections, key: str | None = None
+) -> CountedRequest:
     """Correct the estimate of a request by what was learned.
 
     Pass `key` to correct it as a request of another shape.
     """
-    key = key or key_of(request, estimate, learned.kept)
-    expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
-    return CountedRequest(request, estimate, expected, key, learned.kept)
+    key = key or calibration_key_of(request, estimate, learned.stored_tokens)
+    expected = correct_estimate(
+        estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames
+    )
+    return CountedRequest(request, estimate, expected, key, learned.stored_tokens)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
 from typing import Any, Final, Literal
 
-from gateway.core.conversation.message import IGNORED, keys_of, plain
+from gateway.core.conversation.message import IGNORED, keys_of, without_cache_marks
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.definitions import NO_TOOLS, ToolDefinitions, count_tools, shown_schema
@@ -29,11 +29,11 @@ from gateway.core.counting.measure import (
 )
 from gateway.core.counting.media import Media
 from gateway.core.counting.overhead import Overhead, marks_of
-from gateway.core.counting.request import Piece, RequestParts, decoded
+from gateway.core.counting.request import Piece, RequestParts, decode_piece
 from gateway.core.counting.run_cache import RunCache
 from gateway.core.counting.sums import MessageSums
 from gateway.core.counting.tools import compact
-from gateway.core.repeated import digest_again
+from gateway.core.repeated import cached_digest
 from gateway.core.values import dataclass
 
 #: Quality of an estimate:
@@ -43,7 +43,7 @@ from gateway.core.values import dataclass
 Source = Literal["exact", "calibrated", "learned"]
 
 #: marks of a request shape that come from single messages; dropping these messages removes the mark
-OF_MESSAGES: Final = frozenset({"sealed", "image", "media", "other"})
+MESSAGE_MARKS: Final = frozenset({"sealed", "image", "media", "other"})
 
 #: all marks of a shape, in the order in which it lists them
 _MARKS: Final = ("tools", "forced", "schema", "thinking", "system", "sealed", "image", "media", "server", "other")
@@ -126,7 +126,7 @@ class Estimator:
         families: the model families.
         counter_for: returns the counter of a tokenizer name.
         cache: stores the counts of messages; other components may share it.
-        read: decodes the bytes of a message, like `decoded` but possibly faster.
+        read: decodes the bytes of a message, like `decode_piece` but possibly faster.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Estimator:
         families: TokenizerFamilies,
         counter_for: Callable[[str], TokenCounter],
         cache: CountCache,
-        read: Callable[[bytes], Any] = decoded,
+        read: Callable[[bytes], Any] = decode_piece,
     ) -> None:
         self.families = families
         self._counter_for = counter_for
@@ -149,10 +149,10 @@ class Estimator:
         """
         overhead = self.overhead(request)
         if keys is None:
-            return self.of(overhead, self.sums(overhead, request.messages))
-        return self.having(overhead, request.messages, keys)
+            return self.from_sums(overhead, self.sums(overhead, request.messages))
+        return self.estimate_with_keys(overhead, request.messages, keys)
 
-    def having(self, overhead: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
+    def estimate_with_keys(self, overhead: Overhead, messages: Sequence[Piece], keys: Sequence[bytes]) -> Estimate:
         """Estimate the input tokens of a request with this overhead and these messages.
 
         The sums of the messages are computed from those of a shorter conversation, if they are cached. `keys` is
@@ -162,17 +162,17 @@ class Estimator:
         def extend(start: int, known_sums: MessageSums | None) -> MessageSums:
             return self.sums(overhead, messages[start:], keys[start:], known_sums)
 
-        sums = self._runs.extended(f"sums\0{overhead.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
-        return self.of(overhead, sums)
+        sums = self._runs.get_extended(f"sums\0{overhead.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
+        return self.from_sums(overhead, sums)
 
-    def of(self, overhead: Overhead, sums: MessageSums) -> Estimate:
+    def from_sums(self, overhead: Overhead, sums: MessageSums) -> Estimate:
         """Compute the estimate from the overhead and the sums of all messages.
 
         The request in `overhead` need not hold the messages.
         """
         request, counter, tools = overhead.request, overhead.counter, overhead.tools
         family = self.family(request)
-        counts, media, system = sums.kept(family.thoughts), sums.media, sums.system
+        counts, media, system = sums.counts_with_kept_thinking(family.thoughts), sums.media, sums.system
         message_tokens = counts_tokens(counts, family) + sum([media_tokens(item, family) for item in media])
         system_field = sum([_measure_tokens(item, family) for item in overhead.system])
         tokens = (
@@ -232,7 +232,7 @@ class Estimator:
         The sums of a request can be continued for another request if both have the same kind.
         """
         system = _bytes_of(request.system) if request.system is not None else None
-        return request.wire, self.counter(request).name, digest_again(system) if system is not None else None
+        return request.wire, self.counter(request).name, cached_digest(system) if system is not None else None
 
     def counter(self, request: RequestParts) -> TokenCounter:
         """Return the token counter for a request."""
@@ -240,7 +240,7 @@ class Estimator:
 
     def family(self, request: RequestParts) -> TokenizerFamily:
         """Return the model family of a request."""
-        return self.families.of(request.model, request.provider, request.wire)
+        return self.families.find(request.model, request.provider, request.wire)
 
     def tokenizer(self, request: RequestParts) -> str:
         """Return the name of the tokenizer for a request."""
@@ -281,7 +281,7 @@ class Estimator:
         """
         wire = overhead.request.wire
         measures = self._measures(wire, messages, self._conversation_counter(overhead.counter, wire), keys)
-        starts = [place for place, item in enumerate(measures) if item.is_all]
+        starts = [place for place, item in enumerate(measures) if item.replaces_earlier]
         if starts:
             measures, before = measures[starts[-1] :], None
         return (overhead.start if before is None else before).plus(measures)
@@ -316,10 +316,12 @@ class Estimator:
     def _measures_of_keys(
         self, wire: Wire, contents: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes]
     ) -> list[MeasuredMessage]:
-        return self._cache.get_keyed(
+        return self._cache.get_many(
             f"{wire}\0{counter.name}",
             keys,
-            lambda missing: [measure(wire, self._read(plain(contents[index])), counter) for index in missing],
+            lambda missing: [
+                measure(wire, self._read(without_cache_marks(contents[index])), counter) for index in missing
+            ],
             _measure_bytes,
         )
 
@@ -327,7 +329,7 @@ class Estimator:
         content = _bytes_of(piece)
         if content is None:
             return compute(piece)
-        return self._cache.get(kind, content, lambda: compute(decoded(piece)), size)
+        return self._cache.get(kind, content, lambda: compute(decode_piece(piece)), size)
 
     def _tools(self, request: RequestParts, counter: TokenCounter) -> ToolDefinitions:
         kind = f"tools\0{counter.name}"

@@ -127,7 +127,7 @@ class TokenizerFamilies:
         self._images = tuple(images)
         self._known: dict[tuple[str, str, str], TokenizerFamily] = {}
 
-    def of(self, model: str, provider: str, wire: str) -> TokenizerFamily:
+    def find(self, model: str, provider: str, wire: str) -> TokenizerFamily:
         """Return the first family that matches, or default numbers under the name `unknown`."""
         key = (model, provider, wire)
         family = self._known.get(key)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import ITEMS, Piece, decoded
+from gateway.core.counting.request import ITEMS, Piece, decode_piece
 from gateway.core.counting.tools import compact
 
 #: Number of fields that are counted, longest first. The others are IDs and switches.
@@ -39,7 +39,7 @@ def largest_overhead(
     field = max(parts, key=lambda part: part.tokens, default=None)
     if field is None or field.tokens <= 0:
         return None
-    elements = decoded(overhead[field.param]) if field.param in ("tools", "functions") else None
+    elements = decode_piece(overhead[field.param]) if field.param in ("tools", "functions") else None
     if not isinstance(elements, list) or len(elements) < 2:  # noqa: PLR2004
         return field
     index = max(range(len(elements)), key=lambda place: len(compact(elements[place])))

@@ -61,18 +61,18 @@ class MeasuredMessage(NamedTuple):
         media: images, audio and files.
         results: the tool results in it.
         role: its role, or the type of an item without a role.
-        asks: True if a person wrote it.
+        is_by_user: True if a person wrote it.
         called: ID and tool name of each call that can have a result.
-        is_all: True if the provider reads nothing before this message.
+        replaces_earlier: True if the provider reads nothing before this message.
     """
 
     counts: ContentTokens
     media: tuple[Media, ...] = ()
     results: tuple[ToolResult, ...] = ()
     role: str = ""
-    asks: bool = False
+    is_by_user: bool = False
     called: tuple[tuple[str, str], ...] = ()
-    is_all: bool = False
+    replaces_earlier: bool = False
 
 
 def measure(wire: Wire, message: object, counter: TokenCounter) -> MeasuredMessage:
@@ -219,7 +219,7 @@ def _messages(tally: Tally, message: Mapping[str, Any]) -> MeasuredMessage:
     start = _last_compaction(content) if isinstance(content, list) else None
     tally.parts(content[start:] if isinstance(content, list) else content)
     measured = _measured_message(tally, role, asks=role == "user" and not tally.results)
-    return measured._replace(is_all=start is not None)
+    return measured._replace(replaces_earlier=start is not None)
 
 
 def _last_compaction(blocks: Sequence[Any]) -> int | None:

@@ -40,7 +40,7 @@ class CachedPrefix:
         keys: `keys_of` of the messages.
         kind: the kind of the request that they were counted for, see `Overhead.kind`.
         sums: the sums of the messages.
-        `elsewhere`: the names by which the messages refer to content that only the provider has
+        `server_references`: the names by which the messages refer to content that only the provider has
             (`dialects/server_state.py`).
     """
 
@@ -49,7 +49,7 @@ class CachedPrefix:
     keys: tuple[bytes, ...]
     kind: Hashable
     sums: MessageSums
-    elsewhere: frozenset[str] = frozenset()
+    server_references: frozenset[str] = frozenset()
 
     @property
     def messages(self) -> tuple[bytes, ...]:
@@ -80,7 +80,7 @@ class PrefixCache:
     def __init__(self, limit_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
         self._cache = CountCache(limit_bytes, lock)
 
-    def of(self, wire: Wire, array: bytes) -> CachedPrefix | None:
+    def find(self, wire: Wire, array: bytes) -> CachedPrefix | None:
         """Return the longest cached prefix of a JSON array without cache marks, or None."""
         for offset in _offsets(len(array)):
             matches = [

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.tools import compact
-from gateway.core.repeated import again
+from gateway.core.repeated import cache_key
 from gateway.core.values import dataclass
 
 #: a JSON value, or its bytes
@@ -36,7 +36,7 @@ ITEMS: Final[Mapping[Wire, str]] = {
     "completions": "prompt",
 }
 #: the fields of the response schema
-FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
+SCHEMA_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("response_format",),
     "responses": ("text",),
     "messages": ("output_config", "output_format"),
@@ -55,7 +55,7 @@ _DECODED_FIELDS: Final = frozenset(
     {
         *("model", "tools", "functions", "tool_choice", "function_call", "thinking", "reasoning"),
         *_SYSTEM_FIELDS.values(),
-        *(name for names in FORM_FIELDS.values() for name in names),
+        *(name for names in SCHEMA_FIELDS.values() for name in names),
     }
 )
 #: Unknown fields are counted if they have more bytes than this together. Switches and IDs are shorter.
@@ -119,9 +119,9 @@ def read_request(
         messages: the elements of `messages` or `input`, if the caller has already split them.
         tokenizer: the tokenizer to count with instead of that of the model family.
     """
-    choice = decoded(body.get("tool_choice", body.get("function_call")))
+    choice = decode_piece(body.get("tool_choice", body.get("function_call")))
     forced_name = _forced_tool(choice) if choice is not None else ""
-    own_model = None if model else decoded(body.get("model"))
+    own_model = None if model else decode_piece(body.get("model"))
     schema_holder = _schema_holder(wire, body)
     about = schema_holder.get("description")
     title = schema_holder.get("name")
@@ -141,7 +141,7 @@ def read_request(
         server=any(
             _field_value(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]
         ),
-        thinking=_asks_for_thinking(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
+        thinking=_asks_for_thinking(decode_piece(body.get("thinking")), decode_piece(body.get("reasoning"))),
         tokenizer=tokenizer,
         others=_unknown_fields(wire, body, has_schema=schema_holder.get("schema") is not None),
     )
@@ -158,7 +158,7 @@ def key_of_fields(wire: Wire, fields: Mapping[str, bytes]) -> Hashable:
     decoded_fields = _DECODED_FIELDS if others <= _SHORT_BYTES else fields
     return tuple(
         [
-            (name, again(raw) if name in decoded_fields else raw == b"null")
+            (name, cache_key(raw) if name in decoded_fields else raw == b"null")
             for name, raw in fields.items()
             if name not in ignored
         ]
@@ -179,7 +179,7 @@ def wire_of(body: Mapping[str, Any]) -> Wire:
     return "messages" if is_anthropic or (_is_claude(body) and "max_tokens" in body and not tools) else "chat"
 
 
-def decoded(piece: Piece) -> Any:
+def decode_piece(piece: Piece) -> Any:
     """Return the value of a piece; bytes that are not JSON are returned as text."""
     if piece is None or not isinstance(piece, bytes | bytearray | memoryview):
         return piece
@@ -200,7 +200,7 @@ def _field_value(body: Mapping[str, Piece], field: str) -> Piece:
 
 def _unknown_fields(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """Return the unknown fields, or nothing if they are short together."""
-    known = _KNOWN_FIELDS[wire].union(FORM_FIELDS[wire] if has_schema else ())
+    known = _KNOWN_FIELDS[wire].union(SCHEMA_FIELDS[wire] if has_schema else ())
     others = [piece for name, piece in body.items() if name not in known]
     return tuple(others) if sum(map(_size, others)) > _SHORT_BYTES else ()
 
@@ -228,7 +228,7 @@ def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
     if wire == "completions" or (isinstance(piece, bytes) and not piece.lstrip().startswith(b"[")):
         # The value is one text, which is decoded when it is counted.
         return (piece,)
-    value = decoded(piece)
+    value = decode_piece(piece)
     return value if isinstance(value, list) else (value,)
 
 
@@ -249,11 +249,11 @@ def _forced_tool(choice: object) -> str:
 def _schema_holder(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
     """Return the object with the response schema, its name and description; empty if there is none."""
     if wire == "chat":
-        holder = _value_at(decoded(body.get("response_format")), "json_schema")
+        holder = _value_at(decode_piece(body.get("response_format")), "json_schema")
     elif wire == "responses":
-        holder = _value_at(decoded(body.get("text")), "format")
+        holder = _value_at(decode_piece(body.get("text")), "format")
     else:
-        holder = _value_at(decoded(body.get("output_config")), "format") or decoded(body.get("output_format"))
+        holder = _value_at(decode_piece(body.get("output_config")), "format") or decode_piece(body.get("output_format"))
     return holder if isinstance(holder, Mapping) else {}
 
 

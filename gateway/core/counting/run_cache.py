@@ -40,7 +40,7 @@ class RunCache:
     def __init__(self, cache: CountCache) -> None:
         self._cache = cache
 
-    def extended(
+    def get_extended(
         self, kind: str, keys: tuple[bytes, ...], extend: Callable[[int, T | None], T], size: Callable[[T], int]
     ) -> T:
         """Return the value for messages with these keys, extended from the longest cached run.

@@ -61,7 +61,7 @@ class MessageSums:
             _after_assistant(self.new, roles, added),
         )
 
-    def kept(self, thinking_kept: str) -> ContentTokens:
+    def counts_with_kept_thinking(self, thinking_kept: str) -> ContentTokens:
         """Return the counts of what the provider keeps: all earlier thinking, that of the turn, or none.
 
         `thinking_kept` is `TokenizerFamily.thoughts`.
@@ -99,7 +99,7 @@ def _after_assistant(
 
 
 def _turn_thinking(before: ContentTokens, measures: Sequence[MeasuredMessage]) -> ContentTokens:
-    last_asked = max([index for index, item in enumerate(measures) if item.asks], default=-1)
+    last_asked = max([index for index, item in enumerate(measures) if item.is_by_user], default=-1)
     thinking, sealed, seals = (before.thinking, before.sealed, before.seals) if last_asked < 0 else (0, 0, 0)
     for item in measures[last_asked + 1 :]:
         thinking += item.counts.thinking

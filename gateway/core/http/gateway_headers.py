@@ -33,4 +33,4 @@ READ: Final[Mapping[bytes, str]] = {
         "characters; it never suppresses a charge"
     ),
 }
-OURS: Final = frozenset({*DIRECTIVES, *READ})
+GATEWAY_HEADERS: Final = frozenset({*DIRECTIVES, *READ})

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from urllib.parse import unquote_plus
 
 from gateway.core.errors import Unauthenticated
-from gateway.core.http.gateway_headers import OURS
+from gateway.core.http.gateway_headers import GATEWAY_HEADERS
 from gateway.core.values import dataclass
 
 Headers = list[tuple[bytes, bytes]]
@@ -55,7 +55,7 @@ _PRIVATE: Final = frozenset(
 _OVERRIDES: Final = frozenset(
     {b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
 )
-_NOT_SENT: Final = FRAMING | _PRIVATE | _OVERRIDES | OURS
+_NOT_SENT: Final = FRAMING | _PRIVATE | _OVERRIDES | GATEWAY_HEADERS
 #: headers that affect a whole site in a browser; here that is the gateway with its dashboard
 _OF_A_SITE: Final = frozenset(
     {
@@ -76,8 +76,8 @@ _NO_PAGE: Final = (b"application/json", EVENTS)
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 #: Prefixes of headers that only this gateway may send. A provider can itself be such a gateway and report its own
 #: sessions.
-OUR_NAMES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
-_OUR_PREFIXES: Final = (*OUR_NAMES, b"access-control-")
+GATEWAY_PREFIXES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
+_OUR_PREFIXES: Final = (*GATEWAY_PREFIXES, b"access-control-")
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: the header that carries the credential
 AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
@@ -155,19 +155,19 @@ def secrets_of(provider: ProviderAddress) -> tuple[bytes, ...]:
     return tuple([secret.encode() for secret in (provider.key, *fixed) if len(secret) >= _SHORTEST_SECRET])
 
 
-def masked(text: bytes, secrets: Iterable[bytes]) -> bytes:
+def mask(text: bytes, secrets: Iterable[bytes]) -> bytes:
     """Replace each secret in a text by ***, because some servers repeat the key that they refuse."""
     for secret in secrets:
         text = text.replace(secret, b"***")
     return text
 
 
-def masked_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
+def mask_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
     """Mask the secrets in header values. Few responses have one, so all values are searched at once."""
     values = b"\n".join([value for _, value in headers]) if secrets else b""
     for secret in secrets:
         if secret in values:
-            return [(name, masked(value, secrets)) for name, value in headers]
+            return [(name, mask(value, secrets)) for name, value in headers]
     return headers
 
 

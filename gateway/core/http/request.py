@@ -16,7 +16,7 @@ class WorkObserver(Protocol):
         """Receive the state. `is_so`: a provider may be working on the call from now on."""
 
 
-def notify_nobody(*, is_so: bool) -> None:
+def ignore_work(*, is_so: bool) -> None:
     """Do nothing: the `WorkObserver` of requests for which billing does not matter."""
     del is_so
 
@@ -28,7 +28,7 @@ class Outgoing:
     Attributes:
         url: absolute and already encoded.
         note: adds a remark, by name, to the record of the call.
-        at_work: see `WorkObserver`.
+        on_work: see `WorkObserver`.
         call_id: the call that the request belongs to.
         has_next: another provider will be asked if this one fails.
     """
@@ -38,6 +38,6 @@ class Outgoing:
     headers: Headers
     body: bytes
     note: Callable[[str, str], None] = lambda _name, _text: None
-    at_work: WorkObserver = notify_nobody
+    on_work: WorkObserver = ignore_work
     call_id: str = ""
     has_next: bool = False

@@ -18,9 +18,9 @@ from gateway.core.values import dataclass
 #: Statuses for which the provider did no work and a retry may succeed. Cloudflare sends 521 if the server refused the
 #: connection and 523 if the server is unreachable. 520 (unreadable response), 522 (no acknowledgement) and 524 (too
 #: slow) are missing, because the server may have billed the request.
-REPEATED: Final = frozenset({429, 502, 503, 521, 523, 529})
+RETRIED: Final = frozenset({429, 502, 503, 521, 523, 529})
 #: statuses for which a call falls back to the next provider or model, if there is one
-FAILED: Final = frozenset({408, 429, 500, 502, 503, 504, *range(520, 525), 529})
+FALLS_BACK: Final = frozenset({408, 429, 500, 502, 503, 504, *range(520, 525), 529})
 #: Statuses for a key that is unknown, not allowed or not paid for. If it is the gateway's key, a route with another key
 #: may succeed.
 KEY_REFUSED: Final = frozenset({401, 402, 403})
@@ -28,7 +28,7 @@ KEY_REFUSED: Final = frozenset({401, 402, 403})
 TOO_LARGE: Final = 413
 #: Statuses whose body explains what is wrong with a request, such as its length. llama.cpp and servers built on it use
 #: 500. 429 is not among them: it always means a rate, quota or plan, whatever its text says.
-TELLING: Final = frozenset({400, TOO_LARGE, 422, 500})
+EXPLAINED: Final = frozenset({400, TOO_LARGE, 422, 500})
 #: Statuses that count as failures for the circuit breaker. 429 is missing because the provider is healthy but busy. 500
 #: and 520 are missing because some servers send them for bad requests, and one client must not block all others.
 _ILL: Final = frozenset({502, 503, 504, 521, 522, 523, 524, 529})
@@ -67,7 +67,7 @@ class RetryPolicy:
         return tries > self.retries > 0
 
 
-def asked_wait(headers: Sequence[tuple[bytes, bytes]], now: float) -> float | None:
+def requested_wait(headers: Sequence[tuple[bytes, bytes]], now: float) -> float | None:
     """Return the seconds that a response asks the caller to wait, or None.
 
     `Retry-After` is a number of seconds or a date. `retry-after-ms` of OpenAI and Azure precedes it, as in their SDKs.
@@ -98,7 +98,7 @@ def _seconds_until(date: bytes, now: float) -> float | None:
     return then - now if then > now else None
 
 
-def is_ill(status: int) -> bool:
+def is_provider_failure(status: int) -> bool:
     """Return whether a status counts as a failure of the provider."""
     return status in _ILL
 
@@ -118,39 +118,39 @@ class CircuitState:
     Attributes:
         failed: failures in a row.
         since: when the circuit opened, on a monotonic clock in seconds; None: it is closed.
-        is_tried: one call is probing whether the provider is healthy again.
+        is_probed: one call is probing whether the provider is healthy again.
     """
 
     failed: int = 0
     since: float | None = None
-    is_tried: bool = False
+    is_probed: bool = False
 
     def opens_in(self, policy: BreakerPolicy, now: float) -> float | None:
         """Return the seconds until the provider may be called again, or None if it may be called now."""
         if self.since is None:
             return None
         left = self.since + policy.open_s - now
-        return left if left > 0 else (policy.open_s if self.is_tried else None)
+        return left if left > 0 else (policy.open_s if self.is_probed else None)
 
-    def asked(self) -> CircuitState:
+    def after_start(self) -> CircuitState:
         """Return the state after a call was sent."""
-        return replace(self, is_tried=True) if self.since is not None else self
+        return replace(self, is_probed=True) if self.since is not None else self
 
-    def did(self, policy: BreakerPolicy, now: float, *, well: bool) -> CircuitState:
+    def after_call(self, policy: BreakerPolicy, now: float, *, well: bool) -> CircuitState:
         """Return the state after a call ended.
 
         If the circuit is open, the failure of an earlier call changes nothing.
         """
         if well:
-            return WELL
+            return CLOSED
         failed = self.failed + 1
-        if self.is_tried or (self.since is None and failed >= policy.failures):
+        if self.is_probed or (self.since is None and failed >= policy.failures):
             return CircuitState(failed, now)
         return replace(self, failed=failed)
 
-    def left(self) -> CircuitState:
+    def after_abandon(self) -> CircuitState:
         """Return the state after a call ended without showing whether the provider is healthy."""
-        return replace(self, is_tried=False)
+        return replace(self, is_probed=False)
 
 
-WELL: Final = CircuitState()
+CLOSED: Final = CircuitState()

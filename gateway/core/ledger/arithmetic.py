@@ -243,21 +243,21 @@ class Refused:
     """A hold that was not taken, because one account has too little left.
 
     Attributes:
-        balance_of: the balance of this account.
+        balance: the balance of this account.
         dimension: what it has too little of.
         needed: the least that was asked for.
         is_busy: running calls hold what is missing, and may release it.
     """
 
-    balance_of: Balance
+    balance: Balance
     dimension: Dimension
     needed: int
     is_busy: bool
 
     @property
-    def is_passing(self) -> bool:
+    def is_temporary(self) -> bool:
         """Return whether waiting can help: other calls may release their holds, or the minute of a rate limit ends."""
-        return self.is_busy or self.balance_of.key.kind == "rate"
+        return self.is_busy or self.balance.key.kind == "rate"
 
 
 Accounts = Mapping[AccountKey, Account]
@@ -343,22 +343,22 @@ def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right
     return changes
 
 
-def anew(account: Account) -> Account:
+def with_new_period(account: Account) -> Account:
     """Set `used` to zero and begin a new period. Running calls keep their holds until they release them."""
     return replace(account, used=NOTHING, period=account.period + 1)
 
 
-def forgotten(account: Account) -> Account:
+def after_deletion(account: Account) -> Account:
     """Return what remains of an account whose session was deleted: the holds of running calls, in a new period."""
     return Account(held=account.held, period=account.period + 1)
 
 
-def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
+def is_lease_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
     """Return whether the lease of a hold has ended. After a reboot no hold has an owner."""
     return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
 
 
-def narrowest(balances: Sequence[Balance]) -> Balance | None:
+def most_used_balance(balances: Sequence[Balance]) -> Balance | None:
     """Return the balance with the largest used share, or None if nothing is limited."""
     limited = [balance for balance in balances if balance.used_fraction is not None and balance.key.kind != "rate"]
     return max(limited, key=lambda balance: balance.used_fraction or 0.0, default=None)
@@ -372,7 +372,7 @@ def _current(account: Account, window_s: float | None, now: Moment) -> Account:
         return replace(account, opened=now)
     if now.since(account.opened) < window_s:
         return account
-    return replace(anew(account), opened=now)
+    return replace(with_new_period(account), opened=now)
 
 
 def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
@@ -398,7 +398,7 @@ def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
             limit = balance.limits.of(name)
             if limit is not None and least[at] and balance.used[at] + balance.held[at] + least[at] > limit:
                 refusal = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
-                if not refusal.is_passing:
+                if not refusal.is_temporary:
                     return refusal
                 passing = passing or refusal
     return passing

@@ -23,8 +23,8 @@ from gateway.core.ledger.arithmetic import (
     Granted,
     Hold,
     Limits,
+    most_used_balance,
     nano,
-    narrowest,
     units_left,
 )
 from gateway.core.ledger.session_key import SessionKey
@@ -170,33 +170,33 @@ class CallNeed:
         room: tokens that the context window leaves after the input; None: the window is unknown, or leaves too few.
         expected: input tokens that the provider is expected to bill, without a safety margin; None: `input_tokens`.
         least_output: the smallest output limit, in tokens, that the provider accepts; 0: any.
-        answers: how many choices the call asks for.
+        choices: how many choices the call asks for.
         has_output: the output is billed by its tokens.
         rate: the highest price of a token; None if it is unknown.
         is_priced: the price is known, or the call is not billed by tokens.
         model: the model that the price is for.
         can_grow: the hold can be extended while the output arrives.
         can_end: the output is streamed text, so that the stream can be ended when it far exceeds the hold.
-        goes_on: the provider completes the output even if no client waits for it.
+        completes_without_client: the provider completes the output even if no client waits for it.
     """
 
     input_tokens: int
     output: int | None = None
     model_output: int | None = None
-    answers: int = 1
+    choices: int = 1
     has_output: bool = True
     rate: TokenRate | None = None
     is_priced: bool = True
     model: str = ""
     can_grow: bool = False
     can_end: bool = False
-    goes_on: bool = False
+    completes_without_client: bool = False
     least_output: int = 0
     room: int | None = None
     expected: int | None = None
 
 
-def room_in(window: int | None, tokens: int) -> int | None:
+def output_room(window: int | None, tokens: int) -> int | None:
     """Return the output tokens that fit into a context window after `tokens` of input, or None.
 
     None: the window is unknown, or fewer than `USEFUL` tokens are left. In the second case either the provider refuses
@@ -214,7 +214,7 @@ def hold_for(
     fixed = Amount(max(1, need.input_tokens), nano(rate.input * need.input_tokens), 1)
     if not need.has_output:
         return Hold(call_id, claims, fixed)
-    unit = Amount(need.answers, nano(rate.output * need.answers))
+    unit = Amount(need.choices, nano(rate.output * need.choices))
     most = _most_units(need, fixed, unit, balances)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
@@ -256,7 +256,7 @@ def _units_left(balances: Sequence[Balance], fixed: Amount, unit: Amount, most: 
 
 def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     """Return the output limit to send so that the output stays within the hold, or None to send none."""
-    if not need.has_output or not bounds_answers(granted.balances):
+    if not need.has_output or not limits_output(granted.balances):
         return None
     if need.output is not None:
         return granted.units if granted.units < need.output else None
@@ -268,7 +268,7 @@ def limit_to_set(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     return _within_room(total, need) if total < most else None
 
 
-def most_text(held: int) -> int:
+def longest_text(held: int) -> int:
     """Return the estimated output tokens above which a stream has certainly exceeded its hold.
 
     A provider normally respects the output limit that it was sent, so an estimate slightly above the hold must not end
@@ -278,7 +278,7 @@ def most_text(held: int) -> int:
     return held + held // 2 + STREAM_STEP // 4
 
 
-def bounds_answers(balances: Sequence[Balance]) -> bool:
+def limits_output(balances: Sequence[Balance]) -> bool:
     """Return whether a budget in tokens or USD is in force, so that a longer output costs more of it."""
     for balance in balances:
         limits = balance.limits
@@ -310,5 +310,5 @@ def affordable_input(balances: Sequence[Balance], output: int | None, rate: Toke
 
 def remaining_fraction(balances: Sequence[Balance]) -> float:
     """Return the share, 0 to 1, that is left of the most used budget, ignoring holds. 1 without a budget."""
-    balance = narrowest(balances)
+    balance = most_used_balance(balances)
     return 1.0 if balance is None else max(0.0, 1.0 - (balance.used_fraction or 0.0))

@@ -21,8 +21,8 @@ from gateway.core.ledger.arithmetic import (
     Claim,
     Dimension,
     Refused,
+    most_used_balance,
     nano,
-    narrowest,
 )
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.session_key import SessionKey
@@ -42,15 +42,15 @@ class Allowance:
     """
 
     limit_tokens: int | None = None
-    left_tokens: int | None = None
+    remaining_tokens: int | None = None
     limit_usd: str | None = None
-    left_usd: str | None = None
+    remaining_usd: str | None = None
     warning: float | None = None
 
 
 def allowance(balances: Sequence[Balance], warn_at: float) -> Allowance | None:
     """Return what to report about these accounts, or None if nothing is limited."""
-    most_used = narrowest(balances)
+    most_used = most_used_balance(balances)
     if most_used is None:
         return None
     used = most_used.used_fraction or 0.0
@@ -78,7 +78,7 @@ def _least_left(balances: Sequence[Balance], name: Literal["tokens", "nano_usd"]
 
 def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) -> BudgetFault:
     """Return the error for a caller whose hold was refused. `now`: Unix time in seconds."""
-    balance, name = refused.balance_of, refused.dimension
+    balance, name = refused.balance, refused.dimension
     at = DIMENSIONS.index(name)
     arithmetic = dimension_json(balance, name, now) | {"needed": _number(refused.needed, name)}
     if balance.key.kind == "rate":

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, get_args
 
-from gateway.core.conversation.message import RESULT_ROLES, Message, decode, encode, is_signed, read
-from gateway.core.fitting.blocks import render, slice_message
-from gateway.core.modes.extract import LONGEST, extract, extract_limit, head_and_tail, tokens_of
+from gateway.core.conversation.message import RESULT_ROLES, Message, decode, encode, is_signed, parse_bytes
+from gateway.core.modes.extract import MAX_EXTRACT_CHARS, extract, extract_limit, head_and_tail, tokens_of
 from gateway.core.modes.handle import describe, ends_with_handle, handle_line
 from gateway.core.modes.parts import ResultContent
 from gateway.core.modes.summary import SummaryLimits, summary_limits
 from gateway.core.modes.table import is_table, write_as_table
+from gateway.core.trimming.blocks import render, slice_message
 from gateway.core.values import dataclass
 
 ResponseMode = Literal["raw", "table", "summary", "handle_only"]
@@ -46,7 +46,7 @@ _HANDLE_LINE_DENSITY: Final = 2
 #: Only so many characters at the two ends of a result are considered when blocks are chosen by the question.
 _MAX_READ_CHARS: Final = 1_000_000
 #: No longer text was written by the gateway: its summaries, with their gap marks, are shorter.
-_MAX_SHOWN_CHARS: Final = 3 * LONGEST
+_MAX_SHOWN_CHARS: Final = 3 * MAX_EXTRACT_CHARS
 
 
 def stricter(first: ResponseMode, second: ResponseMode) -> ResponseMode:
@@ -73,14 +73,14 @@ class ShownResult:
         form: the mode of this form. It may show more than the mode that was asked for.
         handle: the key under which the caller must store the original; None if nothing is left out.
         content: the original to store: its text, or a JSON list of parts if more than plain text is left out.
-        summing: limits for a model's summary that could replace the extract; None if it is not worth a call.
+        summary_limits: limits for a model's summary that could replace the extract; None if it is not worth a call.
     """
 
     raw: bytes
     form: ResponseMode
     handle: str | None = None
     content: str | None = None
-    summing: SummaryLimits | None = None
+    summary_limits: SummaryLimits | None = None
 
 
 def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> ShownResult | None:
@@ -111,7 +111,7 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
     return ShownResult(encode({**message, "content": rendered}), "table") if is_shorter else None
 
 
-def extractable(raw: bytes) -> str | None:
+def extractable_text(raw: bytes) -> str | None:
     """Return the text of a result that `show_blocks` can shorten, or None if the result stays unchanged."""
     message = _rewritable_result(raw) if len(raw) > SHORTEST else None
     content = _result_content(message, "summary") if message is not None else None
@@ -124,11 +124,11 @@ def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], st
     """Return a result reduced to some of its blocks and its handle; without blocks, as in `handle_only`.
 
     Returns None if the result cannot be shortened this way. `blocks` are numbers of the blocks that `slice_message`
-    makes of the text that `extractable` returns.
+    makes of the text that `extractable_text` returns.
     """
     if not blocks:
         return show(raw, "handle_only", handle_of)
-    text, message = extractable(raw), _rewritable_result(raw)
+    text, message = extractable_text(raw), _rewritable_result(raw)
     if text is None or message is None:
         return None
     lossless: Message = {"role": "tool", "content": text}
@@ -140,7 +140,7 @@ def show_blocks(raw: bytes, blocks: Sequence[int], handle_of: Callable[[str], st
 
 def _rewritable_result(raw: bytes) -> Message | None:
     """Return the decoded message if it is a tool result that may be rewritten, else None."""
-    message, is_odd = read(raw)
+    message, is_odd = parse_bytes(raw)
     if is_odd or not isinstance(message, dict) or str(message.get("role")) not in RESULT_ROLES:
         return None
     return None if is_signed(message) else message
@@ -150,12 +150,12 @@ def _result_content(message: Message, mode: ResponseMode) -> ResultContent:
     return ResultContent(message.get("content"), with_media=mode == "handle_only")
 
 
-def original(raw: bytes, form: ResponseMode) -> str:
+def original_of(raw: bytes, form: ResponseMode) -> str:
     """Return what the caller stores for a message that was shown in this form; for `raw`, its text."""
     return _result_content(decode(raw), form).original
 
 
-def readable(raw: bytes) -> str:
+def summarizable_text(raw: bytes) -> str:
     """Return the text of a message for a model to summarize."""
     return _result_content(decode(raw), "summary").text
 
@@ -188,7 +188,7 @@ def _shortened(
     that was left whole once stays whole.
     """
     limit = extract_limit(lossless)
-    enough = LONGEST if mode == "summary" and tokens_of(lossless) <= limit else SHORTEST
+    enough = MAX_EXTRACT_CHARS if mode == "summary" and tokens_of(lossless) <= limit else SHORTEST
     size = len(lossless) + content.media_size
     if size <= enough:
         return None

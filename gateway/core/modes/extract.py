@@ -1,7 +1,7 @@
 """Extract the most informative blocks of a tool result: its start, errors, and lines with rare names.
 
 The choice depends on the text alone, never on the question, so the same result is shown the same way on every turn.
-Blocks and terms are those of `gateway.core.fitting`. A gap reads `[...]`.
+Blocks and terms are those of `gateway.core.trimming`. A gap reads `[...]`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Final
 
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
-from gateway.core.fitting.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
-from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
 from gateway.core.modes.handle import ERROR_LINE
 from gateway.core.modes.table import table_rows
+from gateway.core.trimming.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
+from gateway.core.trimming.terms import IDENTIFIER, NAME, WORD, Lexicon
 
 #: Tokens of an extract: this share of the text's tokens, at least `_MIN_TOKENS` and at most `_MAX_TOKENS`.
 _SHARE: Final = 0.15
 _MIN_TOKENS: Final = 120
 _MAX_TOKENS: Final = 400
 #: Characters of the longest extract, whatever its tokens. Gap marks come on top.
-LONGEST: Final = 4000
+MAX_EXTRACT_CHARS: Final = 4000
 #: Limits of what is read, about half a second of work: characters of a text and rows of a table. The share
 #: `_HEAD_SHARE` of them is taken from the start, the rest from the end.
 _MAX_READ_CHARS: Final = 200_000
@@ -128,7 +128,7 @@ class _Choice:
         self._factors = [_block_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
         self._costs = [_COUNTER.count(block.text) + _GAP_TOKENS for block in blocks]
         self._tokens = float(limit)
-        self._characters = LONGEST
+        self._characters = MAX_EXTRACT_CHARS
 
     def ratio(self, number: int) -> float:
         """Return the value of a block per token."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from gateway.core.conversation.lossless_json import bared, parse, written
-from gateway.core.fitting.blocks import FULL_TEXT_AT
+from gateway.core.conversation.lossless_json import bare_text_of, parse, write
+from gateway.core.trimming.blocks import FULL_TEXT_AT
 
 #: characters that a handle may have
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -84,8 +84,8 @@ def _list(values: list[Any], depth: int = 1) -> str:
 
 
 def _scalar(value: Any) -> str:
-    text = bared(value) if isinstance(value, str) else None
-    return text if text is not None else written(value)
+    text = bare_text_of(value) if isinstance(value, str) else None
+    return text if text is not None else write(value)
 
 
 def _of_text(text: str) -> str:

@@ -12,19 +12,19 @@ from typing import Final
 
 from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
-from gateway.core.fitting.summary import cut_middle, quote_within
-from gateway.core.modes.extract import LONGEST, extract_limit, tokens_of
+from gateway.core.modes.extract import MAX_EXTRACT_CHARS, extract_limit, tokens_of
+from gateway.core.trimming.summary import cut_middle, quote_within
 from gateway.core.values import dataclass
 
 #: Results of at least this many characters, about 1,000 tokens, are worth a call. An extract of a shorter result shows
 #: more than a seventh of it, and the prompt and response would cost half as many tokens as the result itself.
 MIN_CHARS: Final = 4000
 #: Only this many results of a call are summarized, the newest: the call waits for them, and older ones matter less.
-MOST: Final = 4
+MAX_SUMMARIES: Final = 4
 #: A summary may have at least this many tokens, even if the extract of the same text has fewer: it needs sentences.
 _MIN_SUMMARY_TOKENS: Final = 240
 #: Tokens of the longest summary that is asked for.
-LONGEST_ANSWER: Final = 400
+MAX_SUMMARY_TOKENS: Final = 400
 #: The prompt allows this many words per token: names, ids and numbers have several tokens each.
 _WORDS_PER_TOKEN: Final = 0.5
 #: A response may have up to this many times its limit: our estimate differs from the count of the model's tokenizer.
@@ -50,11 +50,11 @@ class SummaryLimits:
 
     Attributes:
         limit: tokens that the response may have.
-        more: tokens by which the longest accepted response exceeds the extract that it replaces.
+        extra_tokens: tokens by which the longest accepted response exceeds the extract that it replaces.
     """
 
     limit: int
-    more: int
+    extra_tokens: int
 
 
 def summary_limits(text: str, lossless: str, extracted: str) -> SummaryLimits | None:
@@ -68,9 +68,9 @@ def summary_limits(text: str, lossless: str, extracted: str) -> SummaryLimits | 
     return SummaryLimits(limit, max(0, _max_accepted_tokens(limit) - min(_token_estimates(extracted))))
 
 
-def is_taken(summary: str, limit: int) -> bool:
+def is_accepted(summary: str, limit: int) -> bool:
     """Return whether a summary is about as short as the prompt asked."""
-    return len(summary) <= LONGEST and max(_token_estimates(summary)) <= _max_accepted_tokens(limit)
+    return len(summary) <= MAX_EXTRACT_CHARS and max(_token_estimates(summary)) <= _max_accepted_tokens(limit)
 
 
 def _token_estimates(text: str) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def _max_accepted_tokens(limit: int) -> int:
     return int(limit * _TOLERANCE)
 
 
-def asking(tool: str, text: str, limit: int, room: int) -> tuple[Message, ...] | None:
+def result_summary_prompt(tool: str, text: str, limit: int, room: int) -> tuple[Message, ...] | None:
     """Return the messages that ask for a summary, within `room` tokens, or None if there is too little room.
 
     A text that is too long for the room loses its middle.
@@ -93,15 +93,15 @@ def asking(tool: str, text: str, limit: int, room: int) -> tuple[Message, ...] |
         quoted = json.dumps({"tool": tool, "result": cut_middle(text, most)}, ensure_ascii=False)
         return instruction, {"role": "user", "content": quoted}
 
-    return quote_within(room, min(len(text), room * _MAX_CHARS_PER_TOKEN), quote, quote(0), weight)
+    return quote_within(room, min(len(text), room * _MAX_CHARS_PER_TOKEN), quote, quote(0), prompt_tokens)
 
 
-def weight(messages: Sequence[Message]) -> int:
+def prompt_tokens(messages: Sequence[Message]) -> int:
     """Return the tokens of a summary prompt, estimated high: there is no tokenizer here."""
     return ceil(sum(_COUNTER.count(str(message["content"])) for message in messages) * _TOLERANCE)
 
 
-def affordable(costs: Sequence[int], room: int | None, most: int) -> list[int]:
+def choose_affordable(costs: Sequence[int], room: int | None, most: int) -> list[int]:
     """Return which of the `most` newest results are summarized: starting with the last, those that fit into `room`.
 
     `costs`: tokens of the call for each result, oldest first; `room`: tokens for all calls together, None: no limit.

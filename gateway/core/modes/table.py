@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from gateway.core.conversation.lossless_json import Parsed, bare, bared, parse, written
+from gateway.core.conversation.lossless_json import Parsed, as_bare_value, bare_text_of, parse, write
 from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"
@@ -91,18 +91,18 @@ def _write(parsed: Parsed) -> str:
     if grid is not None and grid.saved >= _MIN_SAVED_IN_TOTAL:
         kind = _LINES if parsed.is_lines else _LIST
         return "\n".join([f"{kind}{len(parsed.value)} rows, {_LEGEND}", *grid.lines])
-    return "\n".join(map(written, parsed.value)) if parsed.is_lines else _with_tables(parsed.value)
+    return "\n".join(map(write, parsed.value)) if parsed.is_lines else _with_tables(parsed.value)
 
 
 def _with_tables(value: dict[str, Any] | list[Any]) -> str:
     tables = list(_tables_in(value))
     if sum(grid.saved for *_, grid in tables) < _MIN_SAVED_IN_TOTAL:
-        return written(value)
+        return write(value)
     below: list[str] = []
     for number, (node, key, grid) in enumerate(tables, 1):
         below += [f"<table {number}> {len(node[key])} rows", *grid.lines]
-        node[key] = bare(f"<table {number}>")
-    return "\n".join([_DOCUMENT + _LEGEND, written(value), *below])
+        node[key] = as_bare_value(f"<table {number}>")
+    return "\n".join([_DOCUMENT + _LEGEND, write(value), *below])
 
 
 def _tables_in(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any, _Grid]]:
@@ -201,8 +201,8 @@ def _key(name: str) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, str):
-        text = bared(value)
+        text = bare_text_of(value)
         if text is not None:
             return text
-        return value if _PLAIN.fullmatch(value) else written(value)
-    return "" if value is _MISSING else written(value)
+        return value if _PLAIN.fullmatch(value) else write(value)
+    return "" if value is _MISSING else write(value)

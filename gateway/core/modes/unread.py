@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import RESULT_ROLES, Message, encode, outline_of, read, text_parts
+from gateway.core.conversation.message import RESULT_ROLES, Message, encode, outline_of, parse_bytes, text_parts
 from gateway.core.conversation.units import Conversation
-from gateway.core.fitting.deadline import Deadline
-from gateway.core.fitting.draft import KEEP, Decision, Draft
-from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.relevance import RelevanceFactors, last_words, rarity
-from gateway.core.fitting.select import condense
-from gateway.core.modes import SHORTEST, ResponseMode, extractable, milder, show, stricter
-from gateway.core.views.view import View, entries
+from gateway.core.modes import SHORTEST, ResponseMode, extractable_text, milder, show, stricter
+from gateway.core.trimming.deadline import Deadline
+from gateway.core.trimming.draft import KEEP, Decision, Draft
+from gateway.core.trimming.reader import Reader
+from gateway.core.trimming.relevance import RelevanceFactors, last_words, rarity
+from gateway.core.trimming.select import condense
+from gateway.core.views.view import View, parsed_elements
 
 #: Tokens of the line with the handle that is added to an extract.
 _HANDLE_LINE_TOKENS: Final = 60
@@ -109,7 +109,7 @@ def tries_for(modes: ResponseModes, *, is_bound: bool) -> tuple[ModeTry, ...]:
 
 def after_last_reply(messages: Sequence[bytes]) -> int:
     """Return the index after the model's last message or item, 0 if there is none. `messages`: in any format."""
-    after = (place for place in reversed(range(len(messages))) if _is_from_model(read(messages[place])[0]))
+    after = (place for place in reversed(range(len(messages))) if _is_from_model(parse_bytes(messages[place])[0]))
     return next(after, -1) + 1
 
 
@@ -122,7 +122,7 @@ def _is_from_model(message: object) -> bool:
 
 def results_in(view: View) -> ConversationResults:
     """Return the tool results of a conversation, and which of them the model has not read yet."""
-    names = entries("result name", view.chat, view.book, _name, len, marks=False)
+    names = parsed_elements("result name", view.chat, view.cache, _name, len, marks=False)
     first = after_last_reply(view.elements)
     found = {index: name for index, name in enumerate(names) if name}
     return ConversationResults(found, frozenset(index for index in found if view.places[index][0] >= first))
@@ -140,7 +140,7 @@ def tokens_complete(results: Sequence[bytes], reader: Reader) -> int:
     """Return the tokens of results that are shown complete, as tables."""
     shown = [show(raw, "table", str) for raw in results]
     raws = [raw if one is None else one.raw for raw, one in zip(results, shown, strict=True)]
-    return sum(reader.weights(Conversation.of(raws, reader)))
+    return sum(reader.token_counts(Conversation.of(raws, reader)))
 
 
 def chosen_blocks(
@@ -160,12 +160,12 @@ def chosen_blocks(
     Raises:
         DeadlinePassed: choosing took too long.
     """
-    texts = {index: text for index in results if (text := extractable(messages[index])) is not None}
+    texts = {index: text for index in results if (text := extractable_text(messages[index])) is not None}
     room = int(room * _ROOM_SHARE) - _HANDLE_LINE_TOKENS * len(texts)
     if room < _MIN_EXTRACT_TOKENS:
         return dict.fromkeys(texts, ())
     calls = _calls(messages)
-    asked = [calls.get(outline_of(messages[index]).answers, ("", "")) for index in texts]
+    asked = [calls.get(outline_of(messages[index]).result_of, ("", "")) for index in texts]
     query: list[Message] = []
     for number, (text, (name, _)) in enumerate(zip(texts.values(), asked, strict=True)):
         call = {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -229,7 +229,7 @@ def _calls(messages: Sequence[bytes]) -> Mapping[str | None, tuple[str, str]]:
     """Return the name and the argument values of each tool call, by id; the newest if an id occurs twice."""
     found: dict[str | None, tuple[str, str]] = {}
     for raw in reversed(messages):
-        message = read(raw)[0] if b'"tool_calls"' in raw else None
+        message = parse_bytes(raw)[0] if b'"tool_calls"' in raw else None
         for call in (message.get("tool_calls") or ()) if isinstance(message, dict) else ():
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict):
@@ -252,7 +252,7 @@ def _values(arguments: str) -> str:
 def _question(messages: Sequence[bytes]) -> str:
     """Return the user's newest words; of a long text its first and last characters."""
     for raw in reversed(messages):
-        message = read(raw)[0] if b'"user"' in raw else None
+        message = parse_bytes(raw)[0] if b'"user"' in raw else None
         if isinstance(message, dict) and message.get("role") == "user":
             text = _words(message.get("content"))
             if text:

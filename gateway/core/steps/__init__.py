@@ -13,7 +13,7 @@ from gateway.core.steps.conditions import (
     SequenceMatch,
     TokensAbove,
     ToolUsed,
-    is_any,
+    matches_any,
 )
 from gateway.core.steps.machine import DEFAULT_AGENT, Agent, Enforce, Step, StepChange, StepState, Used
 
@@ -35,5 +35,5 @@ __all__ = [
     "TokensAbove",
     "ToolUsed",
     "Used",
-    "is_any",
+    "matches_any",
 ]

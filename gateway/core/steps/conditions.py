@@ -23,7 +23,7 @@ MOST_RECENT: Final = 64
 _COMPILED: Final = 1024
 
 
-def is_any(name: str, patterns: Patterns) -> bool:
+def matches_any(name: str, patterns: Patterns) -> bool:
     """Return whether one of the patterns matches."""
     return _expression(patterns).match(name) is not None
 
@@ -108,7 +108,7 @@ class SequenceMatch:
         """Return whether the condition is met, see `Condition`."""
         del facts
         last = recent[-len(self.entries) :]
-        return len(last) == len(self.entries) and all(map(is_any, last, self.entries))
+        return len(last) == len(self.entries) and all(map(matches_any, last, self.entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from gateway.core.steps.conditions import (
     MessageMatches,
     Patterns,
     TokensAbove,
-    is_any,
+    matches_any,
 )
 from gateway.core.values import dataclass
 
@@ -65,19 +65,19 @@ class Step:
 
     def allows(self, tool: str) -> bool:
         """Return whether the step allows a tool, regardless of its sequence."""
-        return (self.allowed is None or is_any(tool, self.allowed)) and not is_any(tool, self.denied)
+        return (self.allowed is None or matches_any(tool, self.allowed)) and not matches_any(tool, self.denied)
 
     def due(self, index: int) -> Patterns | None:
         """Return the due entry of the sequence after `index` entries, or None if it is finished or there is none."""
         return self.sequence[index] if index < len(self.sequence) else None
 
-    def lets(self, tool: str, due: Patterns | None) -> bool:
+    def allows_now(self, tool: str, due: Patterns | None) -> bool:
         """Return whether a tool may be called while the entry `due` is due."""
-        return (due is None or is_any(tool, due)) and self.allows(tool)
+        return (due is None or matches_any(tool, due)) and self.allows(tool)
 
     def callable(self, tools: Iterable[str], due: Patterns | None) -> tuple[str, ...]:
         """Return those of the tools that may be called while the entry `due` is due."""
-        return tuple([tool for tool in tools if self.lets(tool, due)])
+        return tuple([tool for tool in tools if self.allows_now(tool, due)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ class Agent:
         step = self.step(state)
         return step.due(state.index) if step is not None else None
 
-    def place(self, state: StepState) -> int | None:
+    def finished_entries(self, state: StepState) -> int | None:
         """Return the number of finished entries of the active step's sequence, or None if it has no sequence."""
         step = self.step(state)
         return min(state.index, len(step.sequence)) if step is not None and step.sequence else None
 
-    def entered(self, state: StepState, facts: ConditionFacts) -> StepState:
+    def with_active_step(self, state: StepState, facts: ConditionFacts) -> StepState:
         """Return the state after all conditions were checked and the right step became active."""
         current = self._by_name.get(state.active)
         is_running = current is not None and state.index < len(current.sequence)
@@ -181,7 +181,7 @@ class Agent:
             return state
         return StepState(name, recent=state.recent)
 
-    def used(self, state: StepState, tools: Sequence[str], facts: ConditionFacts) -> Used:
+    def after_tools(self, state: StepState, tools: Sequence[str], facts: ConditionFacts) -> Used:
         """Return the state after these tools were used in order. Each can finish an entry and change the step.
 
         If the step is enforced, conditions ignore stray tools. A model that calls a tool which it was not offered must
@@ -192,14 +192,14 @@ class Agent:
             name, index, recent = tool[:_NAME], state.index, state.recent
             step = self._by_name.get(state.active)
             due = step.due(index) if step is not None else None
-            is_stray = step is not None and not step.lets(name, due)
+            is_stray = step is not None and not step.allows_now(name, due)
             if is_stray:
                 stray.append(name)
             elif due is not None:
                 index += 1
             if not is_stray or step is None or step.enforce == "observe":
                 recent = (*recent[1 - MOST_RECENT :], name)
-            state = self.entered(StepState(state.active, index, recent, state.is_set), facts)
+            state = self.with_active_step(StepState(state.active, index, recent, state.is_set), facts)
         return Used(state, tuple(stray))
 
     def set(self, state: StepState, name: str | None, index: int = 0) -> StepState:

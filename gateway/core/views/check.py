@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import Hashed, decode, hashed, read
+from gateway.core.conversation.message import Hashed, decode, hashed, parse_bytes
 from gateway.core.counting.measure import Wire
-from gateway.core.views.view import ElementCache, entries
+from gateway.core.views.view import ElementCache, parsed_elements
 
 _NO_ITEM: Final[Mapping[str, Any]] = {}
 
@@ -31,7 +31,9 @@ def new_faults(
     may_think = wire == "messages" and any(b"thinking" in raw for raw in original.raws)
 
     def faults_of(elements: Hashed) -> Counter[str]:
-        facts = entries(f"bare {wire}", elements, book, lambda raw: read_facts(_value_of(raw)), size, marks=False)
+        facts = parsed_elements(
+            f"bare {wire}", elements, book, lambda raw: read_facts(_value_of(raw)), size, marks=False
+        )
         # The messages do not show whether thinking is on, and so required.
         return Counter([*check(facts), *(_thinking_faults(facts) if may_think else ())])
 
@@ -86,7 +88,7 @@ def _value_of(raw: bytes) -> Any:
     try:
         return decode(raw)
     except (ValueError, RecursionError):
-        return read(raw)[0]
+        return parse_bytes(raw)[0]
 
 
 def _messages_faults(elements: Sequence[_MessageFacts]) -> Iterator[str]:

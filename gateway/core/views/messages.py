@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from gateway.core.conversation.message import IGNORED, Hashed, decode, encode
-from gateway.core.fitting.blocks import GAP
+from gateway.core.trimming.blocks import GAP
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import (
     SPOKEN,
@@ -23,15 +23,15 @@ from gateway.core.views.read_messages import (
     ReadMessage,
     after_signed,
     arguments_of,
-    called,
+    as_blocks,
+    assistant_message,
+    called_tools,
     changed_tool,
     is_call,
     kind_of,
-    listed,
-    loaded,
+    loaded_tools,
     read_message,
     size_of,
-    spoken,
 )
 from gateway.core.views.view import (
     SEAL,
@@ -40,13 +40,13 @@ from gateway.core.views.view import (
     ElementCache,
     SentElement,
     View,
-    as_came,
-    entries,
+    hashed_elements,
+    hashed_messages,
+    is_empty_content,
     loaders,
-    says_nothing,
+    parsed_elements,
+    parts_as_bytes,
     sealed,
-    to_send,
-    together,
 )
 
 _IGNORED = ChatMessage.of(IGNORED)
@@ -78,7 +78,7 @@ class MessagesView(View):
     """The `messages` of a Messages request."""
 
     def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        reads = entries("messages", original, book, read_message, size_of)
+        reads = parsed_elements("messages", original, book, read_message, size_of)
         messages = _messages_of(original.raws, reads)
         self._blocks = [piece.blocks for piece, _ in messages]
         self._kinds = [one.kind for one in reads]
@@ -99,7 +99,7 @@ class MessagesView(View):
             original,
             # The provider neither reads nor bills anything before a compaction. It stays in the request and is not
             # trimmed.
-            together([_IGNORED if places[-1] < compact else piece.message for piece, places in messages]),
+            hashed_messages([_IGNORED if places[-1] < compact else piece.message for piece, places in messages]),
             [places for _, places in messages],
             held=[i for i, (piece, places) in enumerate(messages) if piece.is_held or not must_stay.isdisjoint(places)],
             needed=loaders([(piece.loads, piece.calls) for piece, _ in messages]),
@@ -135,7 +135,7 @@ class MessagesView(View):
             is_after_user = kind in USERS
         if waiting:
             moved.append(_merged(waiting))
-        return to_send(moved)
+        return hashed_elements(moved)
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[SentElement]:
         sent = list(super()._sent(changes, new))
@@ -175,7 +175,11 @@ class MessagesView(View):
         blocks = items_of(content)
         if not blocks:
             yield from map(encode, _non_empty_parts(next(filter(None, forms.values())).message.get("content")))
-        owner_of = {block: index for index in self.owned[element] for block in self._blocks_of(index, len(blocks))}
+        owner_of = {
+            block: index
+            for index in self.messages_of_elements[element]
+            for block in self._blocks_of(index, len(blocks))
+        }
         written: set[int] = set()
         for number, raw in enumerate(blocks):
             index = owner_of[number]
@@ -331,7 +335,7 @@ def _merged(texts: Sequence[SentElement]) -> SentElement:
 
 
 def _blocks(content: bytes) -> Iterable[bytes]:
-    return items_of(content) or map(encode, listed(decode(content)))
+    return items_of(content) or map(encode, as_blocks(decode(content)))
 
 
 def _messages_of(elements: Sequence[bytes], reads: Sequence[ReadMessage]) -> list[tuple[Piece, Sequence[int]]]:
@@ -413,10 +417,10 @@ def _last_partners(reads: Sequence[ReadMessage]) -> Sequence[int]:
 
 def _as_one_message(elements: Sequence[bytes], *, is_held: bool) -> Piece:
     """Return calls of several messages as one message, which is sealed: they are kept or dropped together."""
-    blocks = [block for raw in elements for block in listed(decode(raw)["content"])]
+    blocks = [block for raw in elements for block in as_blocks(decode(raw)["content"])]
     arguments = [text for raw in elements for text in arguments_of(raw)]
-    message = ChatMessage.of(encode({**spoken({}, blocks, arguments), **SEAL}))
-    return Piece(message, is_held=is_held, loads=loaded(blocks), calls=called(blocks))
+    message = ChatMessage.of(encode({**assistant_message({}, blocks, arguments), **SEAL}))
+    return Piece(message, is_held=is_held, loads=loaded_tools(blocks), calls=called_tools(blocks))
 
 
 def _with_arguments(raw: bytes, arguments: str) -> bytes:
@@ -431,10 +435,10 @@ def _changed_blocks(original: Sequence[bytes], form: Mapping[str, Any]) -> Itera
     content = form.get("content")
     fields = fields_of(original[0])
     if decode(fields.get("type", b"null")) != "tool_result":
-        is_dropped = form.get("tool_calls") and says_nothing(content)
-        return () if is_dropped else as_came(_non_empty_parts(content), original)
+        is_dropped = form.get("tool_calls") and is_empty_content(content)
+        return () if is_dropped else parts_as_bytes(_non_empty_parts(content), original)
     if isinstance(content, list):
-        written = list_of(as_came(content, items_of(fields.get("content", b""))))
+        written = list_of(parts_as_bytes(content, items_of(fields.get("content", b""))))
     else:
         written = encode(content)
     return [object_of({**fields, "content": written})]
@@ -442,4 +446,4 @@ def _changed_blocks(original: Sequence[bytes], form: Mapping[str, Any]) -> Itera
 
 def _non_empty_parts(content: Any) -> Iterable[Any]:
     """Return the blocks of a chat message's content without empty texts, which Anthropic refuses."""
-    return [part for part in listed(content or []) if part.get("type") != "text" or part["text"].strip()]
+    return [part for part in as_blocks(content or []) if part.get("type") != "text" or part["text"].strip()]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from gateway.core.conversation.lossless_json import parse_whole, written
+from gateway.core.conversation.lossless_json import parse_whole, write
 from gateway.core.conversation.message import encode
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
@@ -45,7 +45,7 @@ def compact(raw: bytes) -> str:
     """Return an object or list without white space, with its numbers unchanged; other values are returned unchanged."""
     text = raw.decode()
     value = parse_whole(text)
-    return written(value) if value is not None else text
+    return write(value) if value is not None else text
 
 
 def _values(text: str) -> Iterator[tuple[object, str]]:

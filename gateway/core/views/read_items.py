@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gateway.core.conversation.message import encode, is_plain_text, read, text_parts
+from gateway.core.conversation.message import encode, is_plain_text, parse_bytes, text_parts
 from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.views.raw import compact, fields_of, object_of
-from gateway.core.views.view import ChatMessage, opaque, said
+from gateway.core.views.view import ChatMessage, as_chat_parts, opaque
 
 #: A tuple instead of a set, because the value that is looked up may be any JSON, and some values are not hashable.
 _USER_ROLES = ("user", "system", "developer")
@@ -81,7 +81,7 @@ class ReadItem(NamedTuple):
 
 def read_item(raw: bytes) -> ReadItem:
     """Convert an item; never raises. An item that cannot be parsed becomes an opaque message."""
-    item, is_lossy = read(raw)
+    item, is_lossy = parse_bytes(raw)
     kind = kind_of(item)
     # A message with a plain text is used unchanged; if it cannot be written again without loss, every reader treats it
     # as sealed.
@@ -92,7 +92,7 @@ def read_item(raw: bytes) -> ReadItem:
         return ReadItem(kind, ChatMessage.of(encode({"role": "assistant", "content": [item]})))
     if kind == "said":
         content = item["content"]
-        parts = [] if isinstance(content, str) else said(content)
+        parts = [] if isinstance(content, str) else as_chat_parts(content)
         message = raw if isinstance(content, str) else encode({**item, "content": parts})
         is_plain = item["role"] == "assistant" and not is_lossy and all(map(is_plain_text, parts))
         return ReadItem(kind, ChatMessage.of(message), role=item["role"], is_plain=is_plain)
@@ -163,7 +163,7 @@ def size_of(item: ReadItem) -> int:
 def kind_of(item: Any) -> str:
     """Return the kind of an item.
 
-    - `said`: a text message.
+    - `as_chat_parts`: a text message.
     - `call`: a call of a client tool.
     - `result`: the result of such a call.
     - `model`: reasoning, and other items of the model that need no result.
@@ -226,7 +226,7 @@ def _output(item: Mapping[str, Any]) -> Any:
     if item["type"] == _JSON_OUTPUT:
         return [{"type": _JSON_OUTPUT, "output": output}]
     if isinstance(output, list):
-        return said(output)
+        return as_chat_parts(output)
     if isinstance(output, str):
         return output
     return [{name: value for name, value in item.items() if name not in ("id", "call_id", "status")}]

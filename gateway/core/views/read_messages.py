@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.core.conversation.message import decode, encode, read
+from gateway.core.conversation.message import decode, encode, parse_bytes
 from gateway.core.counting.parts import is_compaction
 from gateway.core.views.raw import compact, fields_of, items_of
-from gateway.core.views.view import ChatMessage, opaque, said
+from gateway.core.views.view import ChatMessage, as_chat_parts, opaque
 
 #: A tuple instead of a set, because the value that is looked up may be any JSON, and some values are not hashable.
 _ROLES = ("user", "assistant")
 #: Kinds of an element, by its author. The kind is empty for anything else.
 #: - User: `words` (with or without tool results), or `results` only.
-#: - Assistant: `said`, or `thought` if it starts with thinking.
+#: - Assistant: `as_chat_parts`, or `thought` if it starts with thinking.
 #: - System: `system` if it only has texts, and tools that are withdrawn or offered by name; `changes` if it has more,
 #:   such as tool definitions; `sealed` if it cannot be written again without loss.
 USERS = ("words", "results")
@@ -80,7 +80,7 @@ class ReadMessage(NamedTuple):
     has_words: bool = True
 
 
-def listed(content: Any) -> Iterable[Any]:
+def as_blocks(content: Any) -> Iterable[Any]:
     """Return a content as a list of blocks."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -96,7 +96,7 @@ def read_message(raw: bytes) -> ReadMessage:
 
     An element that cannot be parsed becomes one opaque message.
     """
-    message, is_lossy = read(raw)
+    message, is_lossy = parse_bytes(raw)
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
         # The same as in a chat request. If it cannot be written again without loss, every reader treats it as sealed.
         return ReadMessage((Piece(ChatMessage.of(raw)),), kind_of(message))
@@ -113,9 +113,9 @@ def read_message(raw: bytes) -> ReadMessage:
         results = [piece.is_result for piece in pieces]
         return ReadMessage(pieces, kind, has_results=any(results), has_words=not all(results))
     calls = any(map(is_call, content))
-    words = encode(spoken(message, content, arguments_of(raw) if calls else ()))
+    words = encode(assistant_message(message, content, arguments_of(raw) if calls else ()))
     return ReadMessage(
-        (Piece(ChatMessage.of(words), loads=loaded(content), calls=called(content)),),
+        (Piece(ChatMessage.of(words), loads=loaded_tools(content), calls=called_tools(content)),),
         kind,
         calls=calls,
         is_compact=any(map(is_compaction, content)),
@@ -202,11 +202,11 @@ def arguments_of(raw: bytes) -> list[str]:
     return [compact(block.get("input", b"{}")) for block in blocks if decode(block.get("type", b"null")) == _CALL]
 
 
-def spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
+def assistant_message(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
     """Return what the assistant said as a chat message; `arguments` are those of its calls."""
     call_blocks = [block for block in content if is_call(block)]
     calls = [_call(block, text) for block, text in zip(call_blocks, arguments, strict=True)]
-    parts = said([block for block in content if not is_call(block)])
+    parts = as_chat_parts([block for block in content if not is_call(block)])
     message_fields: dict[str, Any] = {"role": "assistant", "content": parts}
     if calls:
         message_fields |= {"content": parts or None, "tool_calls": calls}
@@ -218,7 +218,7 @@ def is_call(block: Mapping[str, Any]) -> bool:
     return block.get("type") == _CALL
 
 
-def called(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def called_tools(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names of the called tools, whether the client or the provider runs them."""
     names = (block.get("name") for block in content if _is_call_type(block.get("type")))
     return tuple([name for name in names if isinstance(name, str)])
@@ -228,7 +228,7 @@ def _is_call_type(kind: Any) -> bool:
     return isinstance(kind, str) and kind.endswith(_CALL)
 
 
-def loaded(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def loaded_tools(content: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names of the tools that search results load, from searches of the client and of Anthropic."""
     return tuple([name for block in content for name in _tool_references(block.get("content"))])
 
@@ -250,9 +250,9 @@ def _pieces_of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Itera
     words = frozenset(range(len(content))).difference(results)
     for number in results:
         result = ChatMessage.of(encode(_result(content[number])))
-        yield Piece(result, frozenset({number}), is_result=True, loads=loaded([content[number]]))
+        yield Piece(result, frozenset({number}), is_result=True, loads=loaded_tools([content[number]]))
     if words or not content:
-        parts = said([content[number] for number in sorted(words)])
+        parts = as_chat_parts([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
         raw = encode({"role": "user", "content": parts} | _other_fields(message))
         yield Piece(ChatMessage.of(raw), words, is_held)
@@ -260,7 +260,7 @@ def _pieces_of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Itera
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
     content = block.get("content")
-    shown = said(content) if isinstance(content, list) else content if isinstance(content, str) else ""
+    shown = as_chat_parts(content) if isinstance(content, list) else content if isinstance(content, str) else ""
     message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": shown}
     return message | _marks(block) | ({"is_error": True} if block.get("is_error") is True else {})
 

@@ -26,12 +26,12 @@ from gateway.core.views.view import (
     ChatMessage,
     ElementCache,
     View,
-    as_came,
-    entries,
+    hashed_messages,
+    is_empty_content,
     loaders,
-    says_nothing,
+    parsed_elements,
+    parts_as_bytes,
     sealed,
-    together,
 )
 
 #: the field of an item that rules may change, by the kind of the item
@@ -82,7 +82,7 @@ class ResponsesView(View):
     array = "input"
 
     def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        grouping, items = _Grouping(), entries("responses", original, book, read_item, size_of)
+        grouping, items = _Grouping(), parsed_elements("responses", original, book, read_item, size_of)
         for place, item in enumerate(items):
             grouping.add(place, item)
         # Each message keeps all its items. Results at the end of the input must stay unchanged.
@@ -95,7 +95,7 @@ class ResponsesView(View):
         self._forms: dict[int, tuple[bytes, _Form]] = {}
         super().__init__(
             original,
-            together(_messages_of(groups, original, book)),
+            hashed_messages(_messages_of(groups, original, book)),
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept_ids],
             stale=[index for index, group in enumerate(groups) if id(group) in stale_ids],
@@ -116,13 +116,13 @@ class ResponsesView(View):
         name, content = _CHANGED.get(item.kind), new.get("content")
         if name is None or content == old.get("content"):
             return original
-        if item.kind == "said" and old.get("tool_calls") and says_nothing(content):
+        if item.kind == "said" and old.get("tool_calls") and is_empty_content(content):
             return None
         fields = fields_of(original)
         if isinstance(content, str):
             return object_of({**fields, name: encode(content)})
         text = "output_text" if item.role == "assistant" else "input_text"
-        parts = as_came(content or (), items_of(fields[name]), lambda part: encode(_input_part(part, text)))
+        parts = parts_as_bytes(content or (), items_of(fields[name]), lambda part: encode(_input_part(part, text)))
         return object_of({**fields, name: list_of(parts)})
 
     def _decoded_form(self, index: int, form: bytes) -> _Form:
@@ -370,7 +370,7 @@ def _messages_of(groups: Sequence[_Group], original: Hashed, book: ElementCache 
     else:
         # Items before a group may have sealed it.
         names = [(_is_sealed(group), *(original.digests[at] for at in group.places)) for group in joined]
-        written = iter(book.get_keyed("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
+        written = iter(book.get_many("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
     return [group.message if isinstance(group.message, ChatMessage) else next(written) for group in groups]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from gateway.core.conversation.message import Hashed, decode, encode, instead, key_of
-from gateway.core.fitting.blocks import GAP
-from gateway.core.fitting.report import UNCHANGED, Fate, Fates
+from gateway.core.conversation.message import Hashed, decode, encode, key_of, with_changes
+from gateway.core.trimming.blocks import GAP
+from gateway.core.trimming.report import UNCHANGED, MessageOutcome, MessageOutcomes
 
 T = TypeVar("T")
 
@@ -30,17 +30,17 @@ SEAL: Mapping[str, Any] = {"thinking_blocks": True}
 class ElementCache(Protocol):
     """Cache what was parsed of elements by a hash of each."""
 
-    def get_keyed(
+    def get_many(
         self,
         kind: str,
         keys: Sequence[Hashable],
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """Return the results of many keys, see `CountCache.get_keyed`."""
+        """Return the results of many keys, see `CountCache.get_many`."""
 
 
-def entries(
+def parsed_elements(
     kind: str,
     elements: Hashed,
     book: ElementCache | None,
@@ -57,7 +57,7 @@ def entries(
     if book is None:
         return [compute(raw) for raw in raws]
     keys = elements.digests if marks else elements.keys
-    return book.get_keyed(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
+    return book.get_many(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
 
 
 class ChatMessage(NamedTuple):
@@ -73,7 +73,7 @@ class ChatMessage(NamedTuple):
         return cls(raw, *key_of(raw))
 
 
-def together(messages: Sequence[ChatMessage]) -> Hashed:
+def hashed_messages(messages: Sequence[ChatMessage]) -> Hashed:
     """Return these messages with their hashes."""
     marked = [index for index, one in enumerate(messages) if one.is_marked]
     return Hashed([one.raw for one in messages], [one.key for one in messages], marked=marked)
@@ -92,7 +92,7 @@ class SentElement(NamedTuple):
         return cls(place, raw, key_of(raw)[0])
 
 
-def to_send(sent: Sequence[SentElement]) -> Hashed:
+def hashed_elements(sent: Sequence[SentElement]) -> Hashed:
     """Return these elements with their hashes."""
     return Hashed([one.raw for one in sent], [one.key for one in sent])
 
@@ -120,11 +120,11 @@ class View(ABC):
         stale: messages that the provider does not read any more, because a later compaction replaces them.
         needed: messages that should stay as long as they fit, because later messages use their content.
         following: messages that have the same origin as the message before them, and are kept or dropped with it.
-        leading: messages that cannot be dropped. Parts of them, or of the results of their calls, can be shortened if
-            they are not sealed.
+        undroppable: messages that cannot be dropped. Parts of them, or of the results of their calls, can be shortened
+            if they are not sealed.
         bound: messages that must stay unchanged if the provider checks what precedes a thinking block.
         array: the field of the array.
-        book: caches what was parsed of elements.
+        cache: caches what was parsed of elements.
     """
 
     array = "messages"
@@ -150,9 +150,9 @@ class View(ABC):
         self.stale = frozenset(stale)
         self.needed = frozenset(needed)
         self.following = frozenset(following)
-        self.leading = frozenset(leading)
+        self.undroppable = frozenset(leading)
         self.bound = frozenset(bound)
-        self.book = book
+        self.cache = book
 
     @property
     def elements(self) -> tuple[bytes, ...]:
@@ -165,7 +165,7 @@ class View(ABC):
         return self.chat.raws
 
     @cached_property
-    def owned(self) -> Sequence[Sequence[int]]:
+    def messages_of_elements(self) -> Sequence[Sequence[int]]:
         """Return the indices of the messages of each element."""
         message_indices: list[list[int]] = [[] for _ in self.elements]
         for message, places in enumerate(self.places):
@@ -181,7 +181,7 @@ class View(ABC):
             new: indices in `changes` where another message, such as a summary, replaces the original one.
         """
         if new:
-            return to_send(list(self._sent(changes, new)))
+            return hashed_elements(list(self._sent(changes, new)))
         changed = self._changed_elements(changes)
         original = enumerate(zip(self.elements, self.original.keys, strict=True))
         sent = [changed.get(place, element) for place, element in original]
@@ -192,7 +192,7 @@ class View(ABC):
         """Yield the elements to send if new messages replace some of the original ones."""
         changed = self._changed_elements({index: None if index in new else form for index, form in changes.items()})
         for place, element in enumerate(zip(self.elements, self.original.keys, strict=True)):
-            for index in self.owned[place]:
+            for index in self.messages_of_elements[place]:
                 replacement = changes.get(index) if index in new and self.places[index][0] == place else None
                 if replacement is not None:
                     yield SentElement.of(None, self._new_element(decode(replacement), place))
@@ -200,35 +200,40 @@ class View(ABC):
             if sent is not None:
                 yield SentElement(place, *sent)
 
-    def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
+    def with_messages(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """Return the elements after replacing each message with the given one."""
         pairs = enumerate(zip(self.messages, messages, strict=True))
         return self.restored({index: new for index, (old, new) in pairs if new != old}).raws
 
     def indices(self, elements: Collection[int]) -> frozenset[int]:
         """Return the messages of these elements."""
-        return frozenset(index for place in elements if 0 <= place < len(self.owned) for index in self.owned[place])
+        return frozenset(
+            index
+            for place in elements
+            if 0 <= place < len(self.messages_of_elements)
+            for index in self.messages_of_elements[place]
+        )
 
-    def fates(self, fates: Fates) -> Fates:
+    def fates(self, fates: MessageOutcomes) -> MessageOutcomes:
         """Convert the fates of messages to fates of elements. The tokens of a message count at its first element."""
         all_fates, places = tuple(fates), self.places
-        return Fates.of(
+        return MessageOutcomes.of(
             [
                 all_fates[owned[0]]
                 if len(owned) == 1 and places[owned[0]][0] == element
                 else self._fate(element, all_fates)
-                for element, owned in enumerate(self.owned)
+                for element, owned in enumerate(self.messages_of_elements)
             ]
         )
 
-    def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
+    def _fate(self, element: int, fates: Sequence[MessageOutcome]) -> MessageOutcome:
         """Return the fate of an element that is several messages, or a part of one."""
-        owned = self.owned[element]
+        owned = self.messages_of_elements[element]
         own = [fates[index] for index in owned]
         counted = [fates[index] for index in owned if self.places[index][0] == element]
         shown = next((fate for fate in own if fate.rule not in UNCHANGED), own[0])
         before, after = sum(fate.tokens_before for fate in counted), sum(fate.tokens_after for fate in counted)
-        return Fate(shown.role, before, after, shown.rule)
+        return MessageOutcome(shown.role, before, after, shown.rule)
 
     def _changed_elements(self, changes: Changes) -> dict[int, tuple[bytes, bytes] | None]:
         """Return the new bytes and hash of each element with changed messages, or None if nothing of it is left.
@@ -243,26 +248,28 @@ class View(ABC):
                 forms.setdefault(place, {})[index] = form
             if form is not None:
                 kept.update(places)
-        changed = [place for place, own in forms.items() if place in kept or len(own) < len(self.owned[place])]
+        changed = [
+            place for place, own in forms.items() if place in kept or len(own) < len(self.messages_of_elements[place])
+        ]
 
         def compute(missing: Iterable[int]) -> Iterator[_ChangedElement]:
             for element in (changed[number] for number in missing):
                 raw = self._changed(element, forms[element])
                 written = sum(map(len, filter(None, (raw, *forms[element].values()))))
-                size = _CHANGED_BYTES + _PART_BYTES * len(self.owned[element]) + written
+                size = _CHANGED_BYTES + _PART_BYTES * len(self.messages_of_elements[element]) + written
                 yield _ChangedElement(raw, key_of(raw)[0] if raw is not None else b"", size)
 
-        if self.book is None:
+        if self.cache is None:
             results = list(compute(range(len(changed))))
         else:
             keys = [self._cache_key(element, forms[element]) for element in changed]
-            results = self.book.get_keyed(f"changed {self.array}", keys, compute, lambda one: one.size)
+            results = self.cache.get_many(f"changed {self.array}", keys, compute, lambda one: one.size)
         sent = {place: (one.raw, one.key) for place, one in zip(changed, results, strict=True) if one.raw is not None}
         return {**dict.fromkeys(forms), **sent}
 
     def _cache_key(self, element: int, forms: Changes) -> Hashable:
         """Return a key of everything that `_changed` uses of an element."""
-        own = self.owned[element]
+        own = self.messages_of_elements[element]
         if len(own) == len(forms) == 1 and len(self.places[own[0]]) == 1:
             index = own[0]
             return self.original.digests[element], self._extra_key(index), self.chat.digests[index], forms[index]
@@ -299,9 +306,9 @@ class ChatView(View):
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """Return the elements to send, see `View.restored`."""
         del new
-        return Hashed(instead(self.elements, changes))
+        return Hashed(with_changes(self.elements, changes))
 
-    def fates(self, fates: Fates) -> Fates:
+    def fates(self, fates: MessageOutcomes) -> MessageOutcomes:
         """Return the fates unchanged."""
         return fates
 
@@ -343,7 +350,7 @@ def sealed(message: bytes) -> bytes:
     return encode({**decode(message), **SEAL})
 
 
-def said(parts: Sequence[Any]) -> list[Any]:
+def as_chat_parts(parts: Sequence[Any]) -> list[Any]:
     """Return parts in the form of chat messages.
 
     Text parts get the type `text`, and fields without a value are removed.
@@ -351,14 +358,16 @@ def said(parts: Sequence[Any]) -> list[Any]:
     return [_chat_part(part) for part in parts]
 
 
-def says_nothing(content: Any) -> bool:
+def is_empty_content(content: Any) -> bool:
     """Return True if a shortened content is empty or only has gap marks, so that it can be dropped next to calls."""
     return content is None or (isinstance(content, list) and all(part.get("text") == GAP for part in content))
 
 
-def as_came(parts: Iterable[Any], original: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
+def parts_as_bytes(
+    parts: Iterable[Any], original: Sequence[bytes], write: Callable[[Any], bytes] = encode
+) -> Iterator[bytes]:
     """Yield the parts of a changed message as bytes; unchanged parts keep the bytes in `original`."""
-    original_of = dict(zip(map(encode, said([decode(raw) for raw in original])), original, strict=True))
+    original_of = dict(zip(map(encode, as_chat_parts([decode(raw) for raw in original])), original, strict=True))
     for part in parts:
         yield original_of.get(encode(part)) or write(part)
 

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from gateway import __version__
-from gateway.server.handling import StaticFile, unless_known
+from gateway.server.handling import StaticFile, file_or_not_modified
 from gateway.server.openapi.paths import HEADERS, OWN, PARAMETERS, PROXIED, RESPONSES
-from gateway.server.openapi.shapes import SCHEMAS, faults
+from gateway.server.openapi.shapes import SCHEMAS, error_classes
 
-__all__ = ["OpenApi", "document", "faults"]
+__all__ = ["OpenApi", "document", "error_classes"]
 
 _DESCRIPTION: Final = (
     "A reverse proxy that counts, trims and limits the sessions of long-running agents. Everything under `/v1` and "
@@ -73,7 +73,7 @@ class OpenApi:
     """The handler of /openapi.json. The document is encoded once."""
 
     def __init__(self) -> None:
-        self._document = StaticFile.of(msgspec.json.encode(document()), "application/json")
+        self._document = StaticFile.from_bytes(msgspec.json.encode(document()), "application/json")
 
     def paths(self) -> list[Path]:
         """Return the routes."""
@@ -81,4 +81,4 @@ class OpenApi:
 
     async def describe(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return unless_known(request, self._document, _CACHED)
+        return file_or_not_modified(request, self._document, _CACHED)

@@ -21,8 +21,8 @@ from gateway.core.http.gateway_headers import (
 from gateway.core.identity import ID_FORM, ID_PATTERN
 from gateway.core.modes import MODES
 from gateway.core.stored import SORTS
-from gateway.server.headers import EXPOSED
-from gateway.server.openapi.shapes import Schema, named
+from gateway.server.headers import RESPONSE_HEADERS
+from gateway.server.openapi.shapes import Schema, reference
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -124,15 +124,15 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def _header(name: str, about: str) -> Mapping[str, Any]:
     if name.endswith(_JSON_HEADERS):
-        return {"description": about, "content": {_JSON: {"schema": named("UsageHeader")}}}
+        return {"description": about, "content": {_JSON: {"schema": reference("UsageHeader")}}}
     return {"description": about, "schema": {"type": "integer" if name.endswith(_INTEGER_HEADERS) else "string"}}
 
 
-HEADERS: Final = {name: _header(name, about) for name, about in EXPOSED.items()}
+HEADERS: Final = {name: _header(name, about) for name, about in RESPONSE_HEADERS.items()}
 
 _FORWARDED: Final = {
     "description": "The provider's response, unchanged. The last comment of a stream contains the session's totals.",
-    "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in EXPOSED},
+    "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in RESPONSE_HEADERS},
     "content": {_JSON: {"schema": {}}, _EVENTS: {"schema": {"type": "string"}}},
 }
 RESPONSES: Final[Mapping[str, Any]] = {
@@ -141,7 +141,7 @@ RESPONSES: Final[Mapping[str, Any]] = {
         "headers": {
             name: {"$ref": f"#/components/headers/{name}"} for name in ("x-gateway-request-id", "x-should-retry")
         },
-        "content": {_JSON: {"schema": named("Error")}},
+        "content": {_JSON: {"schema": reference("Error")}},
     },
     "Forwarded": _FORWARDED,
     "ForwardedError": {
@@ -177,7 +177,7 @@ def _operation(
 
 def _json_operation(name: str, about: str, schema: str, **more: Any) -> Mapping[str, Any]:
     """Return an operation whose response is JSON with one of `SCHEMAS`, or an error."""
-    responses = {"200": _response(about, named(schema)), "default": {"$ref": "#/components/responses/Error"}}
+    responses = {"200": _response(about, reference(schema)), "default": {"$ref": "#/components/responses/Error"}}
     return _operation(name, about, responses, **more)
 
 
@@ -239,7 +239,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             "Change or remove a session's budget, or set its step.",
             "ChangedSession",
             parameters=("session",),
-            body=named("Change"),
+            body=reference("Change"),
             security=_ADMIN,
         ),
         "delete": _json_operation(
@@ -335,7 +335,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             **_text_operation(
                 "listen", "Stream calls when they are settled, as server-sent events `call` and `missed`.", _EVENTS
             ),
-            "x-event-data": {"call": named("CallEvent"), "missed": named("MissedEvent")},
+            "x-event-data": {"call": reference("CallEvent"), "missed": reference("MissedEvent")},
         }
     },
     "/api/health": {
@@ -351,7 +351,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         "get": _operation(
             "isReady",
             "Check that the store is writable and calls are accepted.",
-            {"200": _response("Ready.", named("Ready")), "503": _response("Not ready.", named("Ready"))},
+            {"200": _response("Ready.", reference("Ready")), "503": _response("Not ready.", reference("Ready"))},
             security=_PUBLIC,
         )
     },
@@ -398,11 +398,11 @@ PROXIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/embeddings": _forwarded_path(
         "embed", "Forward a call in the format of OpenAI's embeddings.", needs_model=False
     ),
-    "/v1/models": _listing("listModels", "List the models that can be called.", named("ModelList")),
+    "/v1/models": _listing("listModels", "List the models that can be called.", reference("ModelList")),
     "/v1/models/{model}": _listing(
         "getModel",
         "Get one model.",
-        named("ForeignModel"),
+        reference("ForeignModel"),
         parameters=(_parameter("model", "path", "Name of the model.", {"type": "string"}, required=True),),
     ),
 }

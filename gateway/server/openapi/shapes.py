@@ -7,10 +7,10 @@ from typing import Any, Final, get_args
 
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
-from gateway.core.fitting import overflow
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
 from gateway.core.thinking_origin import Reason
+from gateway.core.trimming import overflow
 from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]
@@ -19,7 +19,7 @@ Schema = Mapping[str, Any]
 _ERROR_MODULES: Final = (GatewayError.__module__, overflow.__name__)
 
 
-def faults() -> tuple[type[GatewayError], ...]:
+def error_classes() -> tuple[type[GatewayError], ...]:
     """Return every error class that can be raised, in the order of definition. Base classes end in `Fault`."""
     return tuple(kind for kind in _subclasses(GatewayError) if not kind.__name__.endswith("Fault"))
 
@@ -38,12 +38,12 @@ def record(about: str, fields: Mapping[str, Schema], optional: Collection[str] =
     return {"type": "object", "description": about, "required": required, "properties": dict(fields)}
 
 
-def rows(of: Schema, about: str = "") -> Schema:
+def array(of: Schema, about: str = "") -> Schema:
     """Return the schema of an array."""
     return {"type": "array", "items": of, **_about(about)}
 
 
-def table(of: Schema, about: str = "") -> Schema:
+def mapping(of: Schema, about: str = "") -> Schema:
     """Return the schema of an object whose keys are names."""
     return {"type": "object", "additionalProperties": of, **_about(about)}
 
@@ -54,7 +54,7 @@ def text(about: str = "", *, null: bool = False, one_of: Collection[str] = ()) -
     return {"type": ["string", "null"] if null else "string", **values, **_about(about)}
 
 
-def whole(about: str = "", *, null: bool = False) -> Schema:
+def integer(about: str = "", *, null: bool = False) -> Schema:
     """Return the schema of a whole number that is never negative."""
     return {"type": ["integer", "null"] if null else "integer", "minimum": 0, **_about(about)}
 
@@ -64,17 +64,17 @@ def number(about: str = "", *, null: bool = False) -> Schema:
     return {"type": ["number", "null"] if null else "number", **_about(about)}
 
 
-def flag(about: str = "", *, null: bool = False) -> Schema:
+def boolean(about: str = "", *, null: bool = False) -> Schema:
     """Return the schema of a boolean."""
     return {"type": ["boolean", "null"] if null else "boolean", **_about(about)}
 
 
-def named(name: str) -> Schema:
+def reference(name: str) -> Schema:
     """Return a reference to one of `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def maybe(schema: Schema) -> Schema:
+def nullable(schema: Schema) -> Schema:
     """Return a schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
@@ -87,47 +87,47 @@ _TIME: Final = {"type": "string", "format": "date-time"}
 _MAYBE_TIME: Final = {**_TIME, "type": ["string", "null"]}
 _USD: Final = "in US dollars, with six decimals"
 _USAGE_FIELDS: Final = {
-    "input_tokens": whole("cached tokens included"),
-    "output_tokens": whole("reasoning tokens included"),
-    "total_tokens": whole(),
-    "cache_read_tokens": whole("input tokens that the provider served from its cache"),
-    "cache_write_tokens": whole("input tokens that the provider put into its cache"),
-    "reasoning_tokens": whole(),
+    "input_tokens": integer("cached tokens included"),
+    "output_tokens": integer("reasoning tokens included"),
+    "total_tokens": integer(),
+    "cache_read_tokens": integer("input tokens that the provider served from its cache"),
+    "cache_write_tokens": integer("input tokens that the provider put into its cache"),
+    "reasoning_tokens": integer(),
 }
 _STEP_FIELDS: Final = {
     "active_step": text("active step of the agent whose step state changed last", null=True),
-    "steps": table(named("Place"), "step state of each agent, by the agent's name"),
+    "steps": mapping(reference("Place"), "step state of each agent, by the agent's name"),
 }
 _BUDGET_FIELDS: Final = {
-    "budget": maybe(named("Budget")),
+    "budget": nullable(reference("Budget")),
     "response_mode": text("how much of each tool result is sent to the model", one_of=MODES),
 }
 _SESSION_FIELDS: Final = {
     "id": text("session id; with the admin key, `KEY/ID` for a session of a client key"),
     "created_at": _TIME,
     "last_call_at": _TIME,
-    "calls": whole("number of charged calls: those that the provider bills"),
-    "calls_under_way": whole("running calls that hold a part of the budget"),
-    "cumulative_token_usage": named("Totals"),
+    "calls": integer("number of charged calls: those that the provider bills"),
+    "calls_under_way": integer("running calls that hold a part of the budget"),
+    "cumulative_token_usage": reference("Totals"),
     "usage_source": text("source of these tokens", one_of=get_args(UsageSource)),
     "cost_usd": text(f"{_USD}; null once a call's price is unknown", null=True),
     "saved_by_trimming": record(
         "input that was not sent",
-        {"input_tokens": whole("estimated by the gateway"), "calls": whole("trimmed calls")},
+        {"input_tokens": integer("estimated by the gateway"), "calls": integer("trimmed calls")},
     ),
-    "used_with_children": record("used budget, including child sessions", {"tokens": whole(), "calls": whole()}),
+    "used_with_children": record("used budget, including child sessions", {"tokens": integer(), "calls": integer()}),
     **_BUDGET_FIELDS,
-    "derived_id": flag("true: no call named the session; the id was derived from the start of the conversation"),
+    "derived_id": boolean("true: no call named the session; the id was derived from the start of the conversation"),
 }
 _TOOLS_FIELDS: Final = {
-    "recent_tools": rows(text(), "names of the tools called last, in order"),
-    "tools": table(
+    "recent_tools": array(text(), "names of the tools called last, in order"),
+    "tools": mapping(
         record(
             "use of one tool",
             {
-                "calls": whole("tool calls in the session's responses"),
-                "result_tokens": whole("tokens of the tool's results"),
-                "results": whole("number of the tool's results"),
+                "calls": integer("tool calls in the session's responses"),
+                "result_tokens": integer("tokens of the tool's results"),
+                "results": integer("number of the tool's results"),
             },
         ),
         "by tool name; the results are those in the context of the session's last call",
@@ -143,17 +143,17 @@ _CALL_FIELDS: Final = {
     "provider": text("empty if none was chosen"),
     "model": text(),
     "response_model": text("model named in the response", null=True),
-    "stream": flag(),
-    "status": whole("HTTP status of the response"),
+    "stream": boolean(),
+    "status": integer("HTTP status of the response"),
     "outcome": text("explained in docs/guides/monitoring.md", one_of=OUTCOMES),
     "error_code": text("code of the gateway's own error", null=True),
-    "error": maybe(named("CallError")),
-    "declared_budget": maybe(named("Limits")),
+    "error": nullable(reference("CallError")),
+    "declared_budget": nullable(reference("Limits")),
     "finish_reason": text(null=True),
-    "tools": rows(text(), "names of the tools that the response calls"),
+    "tools": array(text(), "names of the tools that the response calls"),
     "response_mode": text(null=True, one_of=MODES),
     "active_step": text(null=True),
-    "usage": maybe(named("Usage")),
+    "usage": nullable(reference("Usage")),
     "usage_source": text("source of the usage", null=True, one_of=get_args(UsageSource)),
     "cost_usd": text(f"{_USD}; null if the price is unknown", null=True),
     "overhead_ms": number("milliseconds from the end of the received request until it was sent to the provider"),
@@ -162,14 +162,14 @@ _CALL_FIELDS: Final = {
         null=True,
     ),
     "duration_ms": number("milliseconds from the end of the received request until the end of the call"),
-    "request_bytes": whole(),
-    "response_bytes": whole(),
-    "notes": table(text(), "further remarks, by name"),
-    "unread_thinking": rows(
+    "request_bytes": integer(),
+    "response_bytes": integer(),
+    "notes": mapping(text(), "further remarks, by name"),
+    "unread_thinking": array(
         record(
             "thinking blocks of the request that the provider drops without an error",
             {
-                "blocks": whole(),
+                "blocks": integer(),
                 "reason": text(
                     "`model`: the model cannot read thinking of the model that made it; `provider`: the blocks are "
                     "bound to the account of the provider that made them",
@@ -181,18 +181,18 @@ _CALL_FIELDS: Final = {
         ),
         "empty if all blocks are read, as far as is known",
     ),
-    "context": maybe(named("Context")),
+    "context": nullable(reference("Context")),
 }
 _CONVERSATION: Final = (
     "tokens of texts (system prompt included), tool calls and thinking; without tool results, tool definitions, images"
 )
 _COUNT_FIELDS: Final = {
-    "conversation_tokens": whole(_CONVERSATION),
-    "budget": whole("most input tokens; null without a limit", null=True),
-    "items": rows(
-        record("one message", {"index": whole(), "role": text(), "tokens": whole()}), "all messages, with `items=1`"
+    "conversation_tokens": integer(_CONVERSATION),
+    "budget": integer("most input tokens; null without a limit", null=True),
+    "items": array(
+        record("one message", {"index": integer(), "role": text(), "tokens": integer()}), "all messages, with `items=1`"
     ),
-    "tools": named("ToolWeights"),
+    "tools": reference("ToolWeights"),
 }
 _OPTIONAL_DETAILS: Final = ("items", "tools")
 
@@ -206,8 +206,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     "message": text("what happened, the number, the limit, the remedy"),
                     "type": text(),
                     "param": text("the field or header with the error", null=True),
-                    "code": text("stable code for programs", one_of=sorted({kind.code for kind in faults()})),
-                    "budget": table({}, "for budget errors: account, limit, used, held and needed amounts"),
+                    "code": text("stable code for programs", one_of=sorted({kind.code for kind in error_classes()})),
+                    "budget": mapping({}, "for budget errors: account, limit, used, held and needed amounts"),
                 },
                 optional=("budget",),
             )
@@ -216,15 +216,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Usage": record("the tokens of one call", _USAGE_FIELDS),
     "Totals": record(
         "the tokens of a session",
-        {**_USAGE_FIELDS, "estimated_tokens": whole("the part of the total that no provider reported")},
+        {**_USAGE_FIELDS, "estimated_tokens": integer("the part of the total that no provider reported")},
     ),
     "UsageHeader": record(
         "tokens in the format of response headers",
-        {"promptTokens": whole(), "completionTokens": whole(), "totalTokens": whole()},
+        {"promptTokens": integer(), "completionTokens": integer(), "totalTokens": integer()},
     ),
     "Limits": record(
         "a budget that a call declares for its session, for example with `x-session-budget-tokens`; null: no limit",
-        {"tokens": whole(null=True), "usd": text(_USD, null=True), "calls": whole(null=True)},
+        {"tokens": integer(null=True), "usd": text(_USD, null=True), "calls": integer(null=True)},
     ),
     "CallError": record(
         "the gateway's own error as the client received it",
@@ -240,16 +240,16 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Budget": record(
         "the budget of a session; null for units without a limit",
         {
-            "tokens": whole(null=True),
+            "tokens": integer(null=True),
             "usd": text(null=True),
-            "calls": whole(null=True),
+            "calls": integer(null=True),
             "used": record(
-                "used so far, including child sessions", {"tokens": whole(), "usd": text(), "calls": whole()}
+                "used so far, including child sessions", {"tokens": integer(), "usd": text(), "calls": integer()}
             ),
-            "held": whole("tokens that running calls have reserved"),
-            "remaining": whole("remaining tokens", null=True),
+            "held": integer("tokens that running calls have reserved"),
+            "remaining": integer("remaining tokens", null=True),
             "used_fraction": number("used share of the limit that is used most; above 1 if the limit was exceeded"),
-            "resets_in_s": whole("seconds until the budget refills; null if it does not refill", null=True),
+            "resets_in_s": integer("seconds until the budget refills; null if it does not refill", null=True),
         },
     ),
     "Place": record(
@@ -257,11 +257,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         {
             "active_step": text(null=True),
             "description": text(null=True),
-            "sequence_index": whole("index of the entry that is due, from 0", null=True),
-            "sequence": rows(rows(text()), "entries of the sequence; any tool of an entry fulfils it"),
+            "sequence_index": integer("index of the entry that is due, from 0", null=True),
+            "sequence": array(array(text()), "entries of the sequence; any tool of an entry fulfils it"),
             "due": {"type": ["array", "null"], "items": text(), "description": "tools of which one is due"},
-            "is_set": flag("true: the step was set with the API"),
-            "recent_tools": rows(text(), "names of the tools called last, in order"),
+            "is_set": boolean("true: the step was set with the API"),
+            "recent_tools": array(text(), "names of the tools called last, in order"),
         },
     ),
     "Session": record("a session and its totals", _SESSION_FIELDS),
@@ -271,10 +271,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             **_SESSION_FIELDS,
             "created_at": {**_MAYBE_TIME, "description": "null if the session has no call of its own"},
             "last_call_at": {**_MAYBE_TIME, "description": "null without a call record"},
-            "declared_budget": maybe(named("Limits")),
+            "declared_budget": nullable(reference("Limits")),
             "parent": text("id of the parent session, if any", null=True),
-            "parents": rows(
-                record("a parent session", {"id": text(), "budget": maybe(named("Budget"))}),
+            "parents": array(
+                record("a parent session", {"id": text(), "budget": nullable(reference("Budget"))}),
                 "all parent sessions, the nearest first; calls are charged to their budgets too",
             ),
             **_TOOLS_FIELDS,
@@ -289,27 +289,30 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "SessionPage": record(
         "a page of sessions",
-        {"sessions": rows(named("Session")), "cursor": text("cursor of the next page; null on the last", null=True)},
+        {
+            "sessions": array(reference("Session")),
+            "cursor": text("cursor of the next page; null on the last", null=True),
+        },
     ),
-    "ToolWeights": table(
-        record("one tool", {"results": whole(), "result_tokens": whole()}), "tool results, by tool name"
+    "ToolWeights": mapping(
+        record("one tool", {"results": integer(), "result_tokens": integer()}), "tool results, by tool name"
     ),
     "Context": record(
         "token counts of one call, and what was trimmed",
         {
-            "tokens": whole("input tokens that the provider is expected to report for what was sent"),
-            "original_tokens": whole("the same for what the client sent"),
-            "kept_tokens": whole("the part of both that the provider keeps itself: an earlier response"),
+            "tokens": integer("input tokens that the provider is expected to report for what was sent"),
+            "original_tokens": integer("the same for what the client sent"),
+            "kept_tokens": integer("the part of both that the provider keeps itself: an earlier response"),
             "source": text("accuracy of these numbers", one_of=get_args(Source)),
-            "budget": whole("most input tokens of this call; null without a limit", null=True),
-            "remaining": whole("remaining input tokens after this request and its margin", null=True),
-            "conversation_tokens": whole(f"in what was sent: {_CONVERSATION}"),
-            "tool_tokens": whole("tokens of the tool results in what was sent"),
-            "tools": named("ToolWeights"),
-            "trimmed": table(whole(), "number of messages (in Responses: items) by what was done with them"),
-            "thinking": maybe(named("Thinking")),
-            "shadow": flag("true: trimming was only decided, and the request was sent unchanged"),
-            "items": rows(named("Fate"), "all received messages, with `explain=1`; empty if nothing was changed"),
+            "budget": integer("most input tokens of this call; null without a limit", null=True),
+            "remaining": integer("remaining input tokens after this request and its margin", null=True),
+            "conversation_tokens": integer(f"in what was sent: {_CONVERSATION}"),
+            "tool_tokens": integer("tokens of the tool results in what was sent"),
+            "tools": reference("ToolWeights"),
+            "trimmed": mapping(integer(), "number of messages (in Responses: items) by what was done with them"),
+            "thinking": nullable(reference("Thinking")),
+            "shadow": boolean("true: trimming was only decided, and the request was sent unchanged"),
+            "items": array(reference("Fate"), "all received messages, with `explain=1`; empty if nothing was changed"),
             "note": text("present if a summary would be requested first: the numbers are those without the summary"),
         },
         optional=("items", "note"),
@@ -317,8 +320,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Thinking": record(
         "thinking blocks of a request to a model that accepts them only after an unchanged prefix",
         {
-            "received": whole("blocks that the client sent"),
-            "sent": whole("blocks that were sent to the provider"),
+            "received": integer("blocks that the client sent"),
+            "sent": integer("blocks that were sent to the provider"),
             "reason": text(
                 "why the other blocks were removed on this call; `earlier`: all were removed on earlier calls",
                 null=True,
@@ -328,21 +331,21 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     ),
     "Fate": record(
         "what was done with one message",
-        {"index": whole(), "role": text(), "tokens": whole(), "sent_tokens": whole(), "rule": text()},
+        {"index": integer(), "role": text(), "tokens": integer(), "sent_tokens": integer(), "rule": text()},
     ),
     "Call": record("one call, without text of prompts and responses", _CALL_FIELDS),
     "CallPage": record(
         "a page of calls, newest first",
-        {"calls": rows(named("Call")), "cursor": text("cursor of the next page", null=True)},
+        {"calls": array(reference("Call")), "cursor": text("cursor of the next page", null=True)},
         optional=("cursor",),
     ),
     "CallEvent": record(
         "the data of an event `call`: a settled call",
-        {**_CALL_FIELDS, "totals": maybe(named("Totals"))},
+        {**_CALL_FIELDS, "totals": nullable(reference("Totals"))},
     ),
     "MissedEvent": record(
         "the data of an event `missed`: events that were dropped",
-        {"count": whole("number of dropped events; null: unknown", null=True)},
+        {"count": integer("number of dropped events; null: unknown", null=True)},
     ),
     "Model": record(
         "limits and prices of a model; null if unknown",
@@ -350,35 +353,35 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "model": text("model name in a request"),
             "provider": text(),
             "name": text("model name at the provider"),
-            "window": whole("context window in tokens", null=True),
-            "input": whole("most input tokens of a call, if input has its own limit", null=True),
-            "output": whole("most output tokens of a call", null=True),
+            "window": integer("context window in tokens", null=True),
+            "input": integer("most input tokens of a call, if input has its own limit", null=True),
+            "output": integer("most output tokens of a call", null=True),
             "tokenizer": text(null=True),
             "price": {
                 "type": ["object", "null"],
                 "description": "in US dollars per million tokens; `search`: per web search",
                 "additionalProperties": text(null=True),
             },
-            "reasoning": flag("whether the model can reason before it responds", null=True),
-            "sources": table(text(), "source of each of these fields"),
+            "reasoning": boolean("whether the model can reason before it responds", null=True),
+            "sources": mapping(text(), "source of each of these fields"),
         },
     ),
-    "Models": record("a list of models", {"models": rows(named("Model"))}),
+    "Models": record("a list of models", {"models": array(reference("Model"))}),
     "Count": record(
         "token counts of a request body",
         {
             "model": text(),
             "provider": text(),
             "wire": text("format of the body"),
-            "tokens": whole("input tokens that the provider is expected to report"),
-            "kept_tokens": whole("the part of `tokens` that the provider keeps itself: an earlier response"),
-            "margin": whole("further tokens to keep free, because the count is an estimate"),
+            "tokens": integer("input tokens that the provider is expected to report"),
+            "kept_tokens": integer("the part of `tokens` that the provider keeps itself: an earlier response"),
+            "margin": integer("further tokens to keep free, because the count is an estimate"),
             "source": text("accuracy of the count", one_of=get_args(Source)),
             "counter": text("tokenizer that was used"),
             "family": text("model family whose corrections were used"),
-            "tool_tokens": whole("tokens of tool results"),
-            "tool_results": whole("number of different tool results"),
-            "definition_tokens": whole("tokens of tool definitions"),
+            "tool_tokens": integer("tokens of tool results"),
+            "tool_results": integer("number of different tool results"),
+            "definition_tokens": integer("tokens of tool definitions"),
             **_COUNT_FIELDS,
         },
         optional=_OPTIONAL_DETAILS,
@@ -386,15 +389,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "ContextNumbers": record(
         "the context numbers that an agent passes to its tools",
         {
-            "accumulated_tool_tokens": whole("tokens of tool results"),
-            "remaining": whole("remaining input tokens of the budget", null=True),
+            "accumulated_tool_tokens": integer("tokens of tool results"),
+            "remaining": integer("remaining input tokens of the budget", null=True),
             **_COUNT_FIELDS,
         },
         optional=_OPTIONAL_DETAILS,
     ),
     "Trimmed": record(
         "a trimmed request body, and what was done",
-        {"body": {"type": "object", "description": "in the format of the request"}, "context": named("Context")},
+        {"body": {"type": "object", "description": "in the format of the request"}, "context": reference("Context")},
     ),
     "Health": record(
         "the state of one worker",
@@ -404,26 +407,26 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "worker": record(
                 "the worker that sends this response",
                 {
-                    "pid": whole(),
-                    "workers": whole("number of worker processes"),
+                    "pid": integer(),
+                    "workers": integer("number of worker processes"),
                     "started_at": _TIME,
-                    "calls": whole("running calls"),
-                    "holds": whole("holds whose leases this worker renews"),
+                    "calls": integer("running calls"),
+                    "holds": integer("holds whose leases this worker renews"),
                 },
             ),
             "store": record(
                 "the store of the worker",
                 {
                     "url": text("without the password"),
-                    "reachable": flag(),
+                    "reachable": boolean(),
                     "problem": text("why the store cannot be used", null=True),
-                    "away": flag("true: the store was unavailable when it was used last"),
-                    "waiting": whole("settled calls that wait for the store"),
+                    "away": boolean("true: the store was unavailable when it was used last"),
+                    "waiting": integer("settled calls that wait for the store"),
                     "on_failure": text("what happens to new calls while the store is unavailable"),
                 },
             ),
             "default_provider": text(null=True),
-            "providers": rows(
+            "providers": array(
                 record(
                     "a provider, from the view of this worker",
                     {
@@ -435,20 +438,20 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                             "called yet, and the gateway has no key for it",
                             one_of=("ok", "failing", "left_alone", "not_called", "no_key"),
                         ),
-                        "failures": whole("consecutive failures"),
+                        "failures": integer("consecutive failures"),
                         "asked_in_s": number("circuit open: seconds until the provider is tried again", null=True),
                     },
                 )
             ),
-            "unrecorded_refusals": rows(
+            "unrecorded_refusals": array(
                 record(
                     "refusals with the same error and credential",
                     {
                         "code": text(),
-                        "status": whole(),
+                        "status": integer(),
                         "credential": text("first digits of the SHA-256 of the unknown key", null=True),
                         "message": text("the last message that a client received"),
-                        "count": whole(),
+                        "count": integer(),
                         "first_at": _TIME,
                         "last_at": _TIME,
                     },
@@ -466,7 +469,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Deleted": record("what was deleted", {"id": text(), "deleted": {"const": True}}),
     "Reloaded": record(
         "the configuration was read again",
-        {"reloaded": {"const": True}, "needs_restart": rows(text(), "changed keys that need a restart")},
+        {"reloaded": {"const": True}, "needs_restart": array(text(), "changed keys that need a restart")},
         optional=("needs_restart",),
     ),
     "Change": {
@@ -484,15 +487,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                         "minProperties": 1,
                         "additionalProperties": False,
                         "properties": {
-                            "tokens": whole(null=True),
+                            "tokens": integer(null=True),
                             "usd": {"type": ["number", "string", "null"]},
-                            "calls": whole(null=True),
+                            "calls": integer(null=True),
                         },
                     },
                 ],
             },
             "active_step": text("name of the step; null: the step that the conditions select", null=True),
-            "sequence_index": whole("number of completed entries of the step's sequence; default 0"),
+            "sequence_index": integer("number of completed entries of the step's sequence; default 0"),
             "agent": text("name of the agent; default: the default agent"),
         },
     },
@@ -503,7 +506,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "ModelList": {
         **record(
             "models in the format of OpenAI's API, or with `anthropic-version` in that of Anthropic's API",
-            {"data": rows(named("ForeignModel"))},
+            {"data": array(reference("ForeignModel"))},
         ),
         "additionalProperties": True,
     },

@@ -22,9 +22,8 @@ from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
     SORTS,
-    CallClosing,
-    CallOpening,
-    Ending,
+    CallEnd,
+    CallStart,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -32,6 +31,7 @@ from gateway.core.stored import (
     SessionView,
     Settled,
     Sort,
+    StepEnding,
     StoredKey,
 )
 from gateway.core.tools import ToolUse
@@ -133,16 +133,16 @@ class MemoryStore:
         #: number of all settled calls, which is the position of the last one in `latest`
         self._settled = 0
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
             return self._settle(record, ending)
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """See `Store.closing`."""
-        return CallClosing(await self.settle(record, ending), self._ledger.balances(claims))
+        return CallEnd(await self.settle(record, ending), self._ledger.balances(claims))
 
-    def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
+    def _settle(self, record: CallRecord, ending: StepEnding | None) -> Totals:
         known = self._by_id.get(record.call_id)
         is_new = known is None or record.replaces(known)
         if is_new:
@@ -256,11 +256,11 @@ class MemoryStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
-        return CallOpening(await self.remembered(session), self._ledger.balances(claims), totals, parents)
+        return CallStart(await self.remembered(session), self._ledger.balances(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

@@ -77,7 +77,7 @@ class MemoryLedger:
     def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
         now = self._moment()
-        over = (held.opened for held in self._holds.values() if ledger.is_over(held.renewed, held.lease_s, now))
+        over = (held.opened for held in self._holds.values() if ledger.is_lease_over(held.renewed, held.lease_s, now))
         return list(islice(over, limit))
 
     def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
@@ -112,13 +112,13 @@ class MemoryLedger:
         """Set the usage of an account to zero, without changing its age."""
         account = self._accounts.get(key)
         if account is not None:
-            self._accounts[key] = ledger.anew(account)
+            self._accounts[key] = ledger.with_new_period(account)
 
     def forget(self, key: AccountKey) -> None:
         """Set the usage of an account to zero, and remove the limits that an operator set."""
         account = self._accounts.get(key)
         if account is not None:
-            self._keep({key: ledger.forgotten(account)})
+            self._keep({key: ledger.after_deletion(account)})
 
     def changed_before(self, before: float) -> list[AccountKey]:
         """Return the accounts that were last changed before a time (Unix seconds)."""

@@ -23,15 +23,15 @@ from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
-    CallClosing,
-    CallOpening,
-    Ending,
+    CallEnd,
+    CallStart,
     LatestCalls,
     Lesson,
     OpenHold,
     Page,
     SessionView,
     Sort,
+    StepEnding,
     StoredKey,
 )
 from gateway.core.usage import Totals
@@ -109,11 +109,11 @@ class RedisStore:
 
     # --- budgets ------------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         return (await self.closing(record, ending, ())).totals
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """See `Store.closing`."""
         with Refusing(record.call_id):
             return await self._updates.settle(record, ending, claims)
@@ -143,7 +143,7 @@ class RedisStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         """See `Store.opening`."""
         tag = _tag(session)
         asked = self._ledger.ask_balances(claims)
@@ -158,7 +158,7 @@ class RedisStore:
         balances = self._ledger.balances(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
         parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
-        return CallOpening(remembered, balances, values.totals(sums) if with_totals else None, parents)
+        return CallStart(remembered, balances, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -293,7 +293,7 @@ class RedisStore:
         """See `Store.result`."""
         [tags] = await self._link.call(("ZRANGE", self._keys.handled(namespace, handle), 0, -1))
         for tag in map(bytes.decode, tags):
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
                 if text is not None and session_of(tag) is not None:
                     return decompressed(text)

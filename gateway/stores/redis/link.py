@@ -24,7 +24,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.redis_url import Address
-from gateway.stores.damage import MENDING, unreadable
+from gateway.stores.damage import REPAIR, unreadable
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
 from gateway.stores.redis.wire import PendingCommands, Wire
@@ -81,7 +81,7 @@ def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
     if account is not None:
         return ScriptFailed(unreadable(account[1], shown))
     if _SCRIPT_FAILED.search(reason):
-        return ScriptFailed(f"What the store {shown} holds cannot be used: {reason.rstrip('.')}. {MENDING}.")
+        return ScriptFailed(f"What the store {shown} holds cannot be used: {reason.rstrip('.')}. {REPAIR}.")
     return StoreUnavailable(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
 
 

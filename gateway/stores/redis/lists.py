@@ -78,7 +78,7 @@ class Lists:
         views: list[SessionView | None] = [None] * len(sessions)
         deleted: list[SessionKey] = []
         for index, (key, tag, row) in enumerate(zip(sessions, tags, rows, strict=True)):
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 views[index] = values.view(key, sound(row), _NO_TOOLS)
                 if views[index] is None:
                     deleted.append(key)
@@ -147,7 +147,7 @@ class Lists:
         replies = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
         for key, tag, reply in zip(keys, tags, replies, strict=True):
             is_deleted, cost = False, 0
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 created, sum_of_costs = sound(reply)
                 is_deleted, cost = created is None, int(sum_of_costs or 0)
             if is_deleted:
@@ -207,7 +207,7 @@ class Lists:
         replies = await each(self._link, [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag in places])
         records, deleted = list[CallRecord](), list[bytes]()
         for member, (call_id, tag), reply in zip(members, places, replies, strict=True):
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 row = sound(reply)
                 if row is None:
                     deleted.append(member)
@@ -251,7 +251,7 @@ class Lists:
     async def _newer(self, session: SessionKey, oldest: str, limit: int) -> list[CallRecord]:
         """Return the newest calls of a session with ids from `oldest` on, about `limit` of them."""
         found, before = list[CallRecord](), None
-        with self._unread_sessions.passed_over(tag_of(session.namespace, session.id)):
+        with self._unread_sessions.skip_damaged(tag_of(session.namespace, session.id)):
             while len(found) < limit:
                 records = await self.calls(session, _RECORDS, before)
                 found += [record for record in records if record.call_id >= oldest]
@@ -280,7 +280,7 @@ class Lists:
             session = session_of(tag)
             if namespace is not None and (session is None or session.namespace != namespace):
                 continue
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 [row] = await self._link.call(("HGET", self._keys.calls(tag)[1], call_id))
                 if row is not None:
                     return self._unread.read(call_id, row)
@@ -294,7 +294,7 @@ class Lists:
         places = [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag, _ in noted]
         settled: list[Settled] = []
         for (call_id, tag, totals), reply in zip(noted, await each(self._link, places), strict=True):
-            with self._unread_sessions.passed_over(tag):
+            with self._unread_sessions.skip_damaged(tag):
                 row = sound(reply)
                 record = self._unread.read(call_id, row) if row is not None else None
                 if record is not None:
@@ -354,7 +354,7 @@ class Lists:
         while tags := await self._old(self._keys.oldest, int(before * 1000)):
             for tag in tags:
                 oldest = None
-                with self._unread_sessions.passed_over(tag.decode()):
+                with self._unread_sessions.skip_damaged(tag.decode()):
                     verb = self._verb("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
                     [oldest] = await self._link.call(verb)
                 entry: Command = ("ZREM", self._keys.oldest, tag)

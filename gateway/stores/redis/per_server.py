@@ -9,7 +9,7 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Refused
 from gateway.core.record import CallRecord
-from gateway.core.stored import MOST_LATEST, SORTS, CallClosing, OpenHold
+from gateway.core.stored import MOST_LATEST, SORTS, CallEnd, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.damage import UnreadHolds
@@ -28,7 +28,7 @@ CALLS_PER_SESSION: Final = 1000
 class Settlement:
     """The result of a settlement. `version`: of the session's changed state; None if the state did not change."""
 
-    closing: CallClosing
+    closing: CallEnd
     version: int | None = None
 
 
@@ -63,7 +63,7 @@ def settlement(record: CallRecord, reply: Sequence[Any], balances: tuple[Balance
     """Combine the reply of settle.lua with the balances after it."""
     _, sums, _, version = reply
     totals = values.totals(sums) if record.session is not None else Totals()
-    return Settlement(CallClosing(totals, balances), version)
+    return Settlement(CallEnd(totals, balances), version)
 
 
 class LedgerScripts:

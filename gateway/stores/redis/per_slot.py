@@ -87,11 +87,11 @@ class PerSlotLedger:
         """
         if isinstance(reason, StoreDamaged):
             raise reason
-        if not reason.is_passing:
+        if not reason.is_temporary:
             return reason
         balances = self.balances(hold.claims, await self._link.call(*self.ask_balances(hold.claims)))
         permanent = refused(balances, hold)
-        return reason if permanent is None or permanent.is_passing else permanent
+        return reason if permanent is None or permanent.is_temporary else permanent
 
     async def _announce(self, hold: Hold, home: str, lease: int) -> int:
         arguments = {"id": hold.id, "tag": home, "lease": lease}

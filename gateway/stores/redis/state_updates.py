@@ -18,7 +18,7 @@ from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, SessionState
-from gateway.core.stored import CallClosing, Ending
+from gateway.core.stored import CallEnd, StepEnding
 from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values
@@ -37,7 +37,7 @@ _WITH_LAST_STATE: Final = 2
 #: states that stay known
 _MOST_STATES: Final = 256
 #: the ending of a call, and the accounts to read after it
-_Work = tuple[Ending, Sequence[Claim]]
+_Work = tuple[StepEnding, Sequence[Claim]]
 #: Versions are Unix times in microseconds, or a little more. Only an older release has smaller ones.
 _FIRST_VERSION: Final = 10**15
 
@@ -59,7 +59,7 @@ class StateUpdates:
         """Remember the state that a server returned."""
         self._last_states.put(session, stored)
 
-    async def settle(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+    async def settle(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """See `Store.closing`."""
         session = record.session
         if ending is None or session is None:
@@ -81,13 +81,13 @@ class StateUpdates:
         await self._changes.drain()
         await self._endings.drain()
 
-    async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> CallClosing:
+    async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd:
         done = await self._ledger.settle(record, None, claims)
         return (
-            done.closing if isinstance(done, Settlement) else CallClosing(Totals())
+            done.closing if isinstance(done, Settlement) else CallEnd(Totals())
         )  # pragma: no branch  # it changes no state
 
-    async def _end(self, session: SessionKey, work: _Work, stored: StoredState) -> CallClosing | None:
+    async def _end(self, session: SessionKey, work: _Work, stored: StoredState) -> CallEnd | None:
         """Settle a call with an ending that starts from this state; return None if the state has changed since."""
         (ending, claims), state = work, states.read(stored.value)
         steps, record = ending(state.steps)
@@ -110,8 +110,8 @@ class StateUpdates:
         async with self._turn(session):
             return await self._change(session, changes)
 
-    async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[CallClosing | Exception]:
-        results = list[CallClosing | Exception]()
+    async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[CallEnd | Exception]:
+        results = list[CallEnd | Exception]()
         unavailable: Exception | None = None
         for work in works:
             if unavailable is None:
@@ -122,7 +122,7 @@ class StateUpdates:
             results.append(unavailable or result)
         return results
 
-    async def _try_to_end(self, session: SessionKey, work: _Work) -> CallClosing | Exception:
+    async def _try_to_end(self, session: SessionKey, work: _Work) -> CallEnd | Exception:
         try:
             for number in range(TRIES):
                 # After a pause, other workers have probably changed the state again.

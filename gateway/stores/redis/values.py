@@ -122,7 +122,7 @@ def last_turn(record: CallRecord) -> dict[str, str]:
     last = record.last_turn
     if last is None:
         return {}
-    frames = f"{last.frames} {last.added} {last.over}" if last.frames is not None else ""
+    frames = f"{last.frames} {last.added} {last.frame_changes}" if last.frames is not None else ""
     residual = str(max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)))
     return {"last_key": last.key, "residual": residual, "frames": frames}
 

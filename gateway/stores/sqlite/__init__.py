@@ -31,15 +31,15 @@ from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_SEARCHED,
-    CallClosing,
-    CallOpening,
-    Ending,
+    CallEnd,
+    CallStart,
     LatestCalls,
     Lesson,
     OpenHold,
     Page,
     SessionView,
     Sort,
+    StepEnding,
     StoredKey,
 )
 from gateway.core.usage import Totals
@@ -106,7 +106,7 @@ class SqliteStore:
         self._files = StoreFiles(path)
         self._writer = Writer(self._hot, self._files.check, timeout_s, self._unavailable, self._committed)
 
-    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+    async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
             encoded = msgspec.json.encode(record) if ending is None else None
@@ -125,12 +125,12 @@ class SqliteStore:
 
             return await self._writer.write(write)
 
-    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> CallClosing:
+    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """See `Store.closing`."""
         totals, balances = await self.settle(record, ending), None
         with contextlib.suppress(StoreUnavailable):
             balances = await self.balances(claims)
-        return CallClosing(totals, balances)
+        return CallEnd(totals, balances)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -154,7 +154,7 @@ class SqliteStore:
 
     async def opening(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
-    ) -> CallOpening:
+    ) -> CallStart:
         """See `Store.opening`."""
         now = self._moment()
         return self._in_loop(lambda db: rows.opening(db, session, claims, above, now, with_totals=with_totals))

@@ -13,7 +13,7 @@ from gateway.core.ledger.arithmetic import EMPTY, Claim, Moment, Periods
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
-from gateway.core.stored import CallOpening, Lesson, SessionView, Sort, StoredKey
+from gateway.core.stored import CallStart, Lesson, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
@@ -187,7 +187,7 @@ def _last(record: CallRecord) -> tuple[str | int | None, ...]:
     last = record.last_turn
     if last is None:
         return (None,) * len(_LAST)
-    return last.key, max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)), last.frames, last.added, last.over
+    return last.key, max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)), last.frames, last.added, last.frame_changes
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
@@ -266,7 +266,7 @@ def opening(
     now: Moment,
     *,
     with_totals: bool,
-) -> CallOpening:
+) -> CallStart:
     """See `Store.opening`. One query reads the session and its account; other accounts are read separately."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
@@ -279,7 +279,7 @@ def opening(
     if with_totals:
         sums = row[_SUMS_AT:]
         totals = totals_of(sums) if sums[0] is not None else Totals()
-    return CallOpening(_remembered(row[:_ACCOUNT_AT]), balances, totals, parents)
+    return CallStart(_remembered(row[:_ACCOUNT_AT]), balances, totals, parents)
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:

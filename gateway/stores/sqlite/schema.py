@@ -75,7 +75,7 @@ MIGRATIONS: Final = (
     UPDATE results SET size = unpacked_size(text);
     CREATE INDEX results_by_size ON results (namespace, id, size);
     """,
-    # How often an account and a session were set to zero. `calls.epochs`: when an orphaned call was charged, see
+    # How often an account and a session were set to zero. `calls.periods`: when an orphaned call was charged, see
     # `rows._Orphaned`.
     """
     ALTER TABLE accounts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
@@ -163,7 +163,7 @@ MIGRATIONS: Final = (
     ALTER TABLE sessions ADD COLUMN kept TEXT;
     """,
     # Calls that were settled, and deleted with their session. Other accounts stay charged for them, once. `record` and
-    # `epochs` are kept of orphaned calls only.
+    # `periods` are kept of orphaned calls only.
     """
     CREATE TABLE gone (call_id TEXT PRIMARY KEY, epochs BLOB, record BLOB) WITHOUT ROWID;
     """,

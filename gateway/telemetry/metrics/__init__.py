@@ -28,7 +28,7 @@ from gateway.telemetry.metrics.exposition import CONTENT_TYPE, render
 from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
 from gateway.telemetry.metrics.slots import HIDDEN, MetricSlots, series_text
 
-__all__ = ["CONTENT_TYPE", "FAMILIES", "MAX_MODELS", "MAX_TOOLS", "Metrics", "State"]
+__all__ = ["CONTENT_TYPE", "FAMILIES", "MAX_MODELS", "MAX_TOOLS", "Metrics", "WorkerState"]
 
 #: names with a series of their own; all further names are counted together as "other"
 MAX_MODELS: Final = 200
@@ -51,7 +51,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WorkerState:
     """The present state of a worker.
 
     Attributes:
@@ -301,11 +301,11 @@ class Metrics(Observer):
             slot = self._counters[family, value] = self._slots.slot(family, series_text(family, {label: value}))
         self._slots.values[slot] += number
 
-    def sent(self, result: str) -> None:
-        """Count a webhook event by its result: `sent`, `failed` or `dropped`."""
+    def count_webhook_event(self, result: str) -> None:
+        """Count a webhook event by its result: `count_webhook_event`, `failed` or `dropped`."""
         self._add("gateway_webhooks_total", "result", result)
 
-    def look(self, state: State) -> None:
+    def update_gauges(self, state: WorkerState) -> None:
         """Update the gauges of this worker."""
         worker = {"worker": str(self._slots.worker)}
         gauges = {

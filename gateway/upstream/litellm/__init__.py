@@ -125,7 +125,7 @@ class _SendContext:
         key = self._key()
         loaded = await self._upstream.library()
         loaded.keep_quiet()
-        self._request.at_work(is_so=True)
+        self._request.on_work(is_so=True)
         try:
             async with asyncio.timeout(settings.first_byte_s):
                 return await self._call(loaded, form, key)

@@ -132,7 +132,7 @@ def target_of(provider: str, model: object, base_url: str, families: TokenizerFa
     """
     if not isinstance(model, str) or not _MODEL_NAME.match(model):
         raise InvalidRequest("The name of the model has invalid characters.", param="model")
-    return LitellmTarget(provider, model, base_url, families.of(model, provider, "chat"))
+    return LitellmTarget(provider, model, base_url, families.find(model, provider, "chat"))
 
 
 def split_fields(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gateway.core.conversation.lossless_json import Parsed, bare, bared, parse, parse_whole, written
-from gateway.core.conversation.message import DEEPEST
+from gateway.core.conversation.lossless_json import Parsed, as_bare_value, bare_text_of, parse, parse_whole, write
+from gateway.core.conversation.message import MAX_DEPTH
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ def test_compact_json_is_written_back_unchanged(text: str) -> None:
     parsed = parse(text)
     assert parsed is not None
     assert not parsed.is_lines
-    assert written(parsed.value) == text
+    assert write(parsed.value) == text
 
 
 def test_white_space_and_unnecessary_escapes_are_removed() -> None:
     parsed = parse(' {"a" : [ 1 ,\n 2.50 ] , "b" : "\\u00e9\\/" } \n')
     assert parsed is not None
-    assert written(parsed.value) == '{"a":[1,2.50],"b":"é/"}'
+    assert write(parsed.value) == '{"a":[1,2.50],"b":"é/"}'
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_white_space_and_unnecessary_escapes_are_removed() -> None:
         '{"a":1,"a":2}',
         '{"a":NaN}',
         "[Infinity]",
-        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
         "[" * 100_000 + "]" * 100_000,
         '["\ufdd0"]',
         '["\ufdd1"]',
@@ -62,12 +62,12 @@ def test_invalid_or_lossy_or_huge_json_is_not_parsed(text: str) -> None:
 
 def test_json_lines_are_parsed() -> None:
     parsed = parse('{"a":1}\r\n\n  \n{"a":[2.0]}\n')
-    assert parsed == Parsed([{"a": bare("1")}, {"a": [bare("2.0")]}], is_lines=True)
+    assert parsed == Parsed([{"a": as_bare_value("1")}, {"a": [as_bare_value("2.0")]}], is_lines=True)
 
 
 def test_parse_whole_does_not_accept_json_lines() -> None:
     assert parse_whole('{"a":1}\n{"a":2}') is None
-    assert parse_whole(' {"a":1.0} ') == {"a": bare("1.0")}
+    assert parse_whole(' {"a":1.0} ') == {"a": as_bare_value("1.0")}
 
 
 def test_list_followed_by_a_line_is_not_parsed() -> None:
@@ -75,19 +75,19 @@ def test_list_followed_by_a_line_is_not_parsed() -> None:
 
 
 def test_nesting_up_to_the_limit_is_parsed() -> None:
-    parsed = parse("[" * (DEEPEST - 1) + "]" * (DEEPEST - 1))
+    parsed = parse("[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1))
     assert parsed is not None
 
 
 def test_bare_value_has_no_quotes_and_similar_string_has() -> None:
-    assert written({"a": bare("<x>"), "b": "<x>"}) == '{"a":<x>,"b":"<x>"}'
-    assert bared(bare("12")) == "12"
-    assert bared("12") is None
-    assert bared("") is None
+    assert write({"a": as_bare_value("<x>"), "b": "<x>"}) == '{"a":<x>,"b":"<x>"}'
+    assert bare_text_of(as_bare_value("12")) == "12"
+    assert bare_text_of("12") is None
+    assert bare_text_of("") is None
 
 
 def test_strings_that_look_like_numbers_stay_strings() -> None:
     value = ["1", "true", "", " ", "[1]", "\\", "\u2028"]
     parsed = parse(json.dumps(value))
     assert parsed is not None
-    assert json.loads(written(parsed.value)) == value
+    assert json.loads(write(parsed.value)) == value

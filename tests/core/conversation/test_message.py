@@ -9,23 +9,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation.message import (
-    DEEPEST,
-    MOST_VALUES,
-    UNKNOWN,
+    MAX_DEPTH,
+    MAX_VALUES,
+    UNKNOWN_ROLE,
     Hashed,
     decode,
     digest,
     encode,
     has_too_many_values,
     hashed,
-    instead,
     key_of,
     keys_of,
     outline_of,
-    plain,
-    read,
+    parse_bytes,
     text_of,
     text_parts,
+    with_changes,
+    without_cache_marks,
 )
 
 MARK = b'"cache_control":{"type":"ephemeral","ttl":"1h"}'
@@ -36,7 +36,7 @@ def key(raw: bytes) -> bytes:
 
 
 def is_marked(raw: bytes) -> bool:
-    assert key_of(raw) == (key(raw), plain(raw) is not raw)
+    assert key_of(raw) == (key(raw), without_cache_marks(raw) is not raw)
     return key_of(raw)[1]
 
 
@@ -176,15 +176,15 @@ PATTERN = re.compile(rb",\s*" + _FLAT + rb"|(?<=\{)(?:\s*" + _FLAT + rb"\s*,?)+"
 @example([b"{", MARK, b",", MARK, b",", MARK, b"}"])
 def test_each_mark_is_removed_with_one_comma_in_any_bytes(pieces: list[bytes]) -> None:
     raw = b"".join(pieces)
-    assert plain(raw) == PATTERN.sub(b"", raw)
-    assert (plain(raw) is raw) == (plain(raw) == raw)
+    assert without_cache_marks(raw) == PATTERN.sub(b"", raw)
+    assert (without_cache_marks(raw) is raw) == (without_cache_marks(raw) == raw)
 
 
 @given(st.lists(st.sampled_from([MARK, MARK, b'"a":1', b'"b":{%s}' % MARK, b'"c":{"cache_control":{"d":{}}}'])))
 def test_removing_duplicate_marks_leaves_none(members: list[bytes]) -> None:
-    found = plain(b"{" + b" , ".join(members) + b"}")
+    found = without_cache_marks(b"{" + b" , ".join(members) + b"}")
     assert MARK not in found
-    assert plain(found) is found
+    assert without_cache_marks(found) is found
     assert isinstance(json.loads(found), dict)
 
 
@@ -209,8 +209,8 @@ NESTED = b'{"cache_control":%b}'
 @example(NESTED % (NESTED % (NESTED % b'{"a":1}')))
 @example(b'{"cache_control":{"prompt_cache_breakpoint":{}},"prompt_cache_breakpoint":{"cache_control":{}}}')
 def test_removing_nested_marks_leaves_none(raw: bytes) -> None:
-    found = plain(raw)
-    assert plain(found) is found
+    found = without_cache_marks(raw)
+    assert without_cache_marks(found) is found
     json.loads(found)
 
 
@@ -219,7 +219,7 @@ def test_mark_that_cannot_be_written_again_is_kept(number: bytes) -> None:
     assert not is_marked(b'{"role":"user","content":"a","cache_control":{"a":%b}}' % number)
 
 
-DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
+DEEP = b"[" * (MAX_DEPTH + 5) + b"]" * (MAX_DEPTH + 5)
 
 
 @pytest.mark.parametrize(
@@ -272,14 +272,14 @@ def test_escaped_pairs_and_plain_numbers_are_not_sealed() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"7", b"[]", b"null", b"\xff{}", b'{"a":"\xed\xa0\x80"}', b"[" * 100_000])
 def test_bytes_that_are_no_message_have_an_unknown_role_and_are_sealed(raw: bytes) -> None:
     found = outline_of(raw)
-    assert (found.role, found.sealed, found.is_known) == (UNKNOWN, True, False)
+    assert (found.role, found.sealed, found.is_known) == (UNKNOWN_ROLE, True, False)
     assert text_of(raw) == ""
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 @settings(max_examples=300)
 def test_any_bytes_can_be_parsed(raw: bytes) -> None:
-    assert outline_of(raw).sealed == read(raw)[1] or not outline_of(raw).is_known
+    assert outline_of(raw).sealed == parse_bytes(raw)[1] or not outline_of(raw).is_known
     assert len(keys_of([raw])) == 1
 
 
@@ -296,11 +296,11 @@ fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "nam
 
 def test_arguments_with_too_many_values_are_not_parsed() -> None:
     """All other threads wait while JSON is parsed."""
-    many = "[" + "[]," * (MOST_VALUES // 2) + "broken"
+    many = "[" + "[]," * (MAX_VALUES // 2) + "broken"
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": many}}
     assert has_too_many_values(many)
     assert outline_of(encode({"role": "assistant", "content": "hm", "tool_calls": [call]})).faults == ()
-    assert not has_too_many_values("x" * (MOST_VALUES + 1))
+    assert not has_too_many_values("x" * (MAX_VALUES + 1))
 
 
 @given(
@@ -327,8 +327,8 @@ def test_outline_describes_a_message() -> None:
         encode({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}})
     )
     assert (old.calls, old.faults, old.sealed) == (("function:look",), (), False)
-    assert outline_of(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).answers == "a"
-    assert outline_of(encode({"role": "function", "name": "look", "content": "x"})).answers == "function:look"
+    assert outline_of(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).result_of == "a"
+    assert outline_of(encode({"role": "function", "name": "look", "content": "x"})).result_of == "function:look"
     assert outline_of(encode({"role": "user", "content": None})).faults == ("a user message without content",)
     same = [
         outline_of(encode({"role": role, "content": text})).text_key
@@ -368,4 +368,4 @@ def test_encoded_messages_are_compact_and_half_a_surrogate_pair_becomes_a_questi
 
 
 def test_messages_are_replaced_and_empty_bytes_are_not_dropped() -> None:
-    assert instead([b"a", b"", b"c", b"d"], {0: b"A", 2: None}) == (b"A", b"", b"d")
+    assert with_changes([b"a", b"", b"c", b"d"], {0: b"A", 2: None}) == (b"A", b"", b"d")

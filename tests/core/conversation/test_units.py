@@ -172,7 +172,7 @@ def test_prefixes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> N
     )
     assert [one.prefix(size) == two.prefix(size) for size in (1, 2, 3)] == [True, True, False]
     assert one.prefix(2, "x") != one.prefix(2, "y")
-    assert one.beginning(2).prefix(2) == one.prefix(2)
+    assert one.first_messages(2).prefix(2) == one.prefix(2)
 
 
 def test_messages_are_not_parsed_before_first_use() -> None:
@@ -238,4 +238,4 @@ def test_following_messages_join_the_unit_and_are_bound_if_some_must_stay() -> N
     assert units(user(), *run, user())[1:2] == [(1, 5, False, False)]
     assert units(user(), *run) == [(0, 1, True, False), (1, 3, False, True), (3, 5, True, False)]
     assert units(user(), *run, user(), pinned={2})[1:3] == [(1, 3, True, False), (3, 5, False, True)]
-    assert Conversation.of([encode(one) for one in [user(), *run]], following={3}).beginning(3).following == set()
+    assert Conversation.of([encode(one) for one in [user(), *run]], following={3}).first_messages(3).following == set()

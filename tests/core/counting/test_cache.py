@@ -35,9 +35,9 @@ def test_unknown_keys_are_computed_in_one_call() -> None:
         asked.append(list(missing))
         return [f"new {index}" for index in missing]
 
-    assert cache.get_keyed("kind", ["a", ("b", 1)], compute) == ["new 0", "new 1"]
-    assert cache.get_keyed("kind", ["c", "a", b"d"], compute) == ["new 0", "new 0", "new 2"]
-    assert cache.get_keyed("kind", ["a", "c"], compute) == ["new 0", "new 0"]
+    assert cache.get_many("kind", ["a", ("b", 1)], compute) == ["new 0", "new 1"]
+    assert cache.get_many("kind", ["c", "a", b"d"], compute) == ["new 0", "new 0", "new 2"]
+    assert cache.get_many("kind", ["a", "c"], compute) == ["new 0", "new 0"]
     assert asked == [[0, 1], [0, 2]]
     assert cache.get("kind", b"a", lambda: "another content") == "another content"
 

@@ -55,7 +55,7 @@ from gateway.core.errors import ConfigError
 def test_shipped_table_knows_its_models(
     families: TokenizerFamilies, model: str, provider: str, wire: str, name: str
 ) -> None:
-    assert families.of(model, provider, wire).name == name
+    assert families.find(model, provider, wire).name == name
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_shipped_table_knows_its_models(
 def test_models_without_number_tokens_are_counted_by_digit(
     families: TokenizerFamilies, model: str, tokenizer: str
 ) -> None:
-    assert families.of(model, "x", "chat").tokenizer == tokenizer
+    assert families.find(model, "x", "chat").tokenizer == tokenizer
 
 
 def test_every_family_of_the_table_can_be_matched(families: TokenizerFamilies) -> None:
@@ -117,7 +117,7 @@ def test_every_family_of_the_table_can_be_matched(families: TokenizerFamilies) -
     for family in families:
         model, provider = examples.get(family.name, (family.models[0].replace("*", ""), "x"))
         wire = family.wires[0].replace("*", "chat")
-        found = families.of(model, provider, wire)
+        found = families.find(model, provider, wire)
         assert found.name == family.name, family.name
 
 
@@ -161,7 +161,7 @@ def test_every_number_of_the_table_names_its_source() -> None:
 def test_table_lists_claude_models_that_bind_thinking_and_refuse_a_forced_tool(
     families: TokenizerFamilies, model: str, binding: str, forced_choice: str
 ) -> None:
-    found = families.of(model, "anthropic", "messages")
+    found = families.find(model, "anthropic", "messages")
     assert (found.binding, found.forced_choice) == (binding, forced_choice)
 
 
@@ -191,7 +191,7 @@ def test_table_lists_claude_models_that_bind_thinking_and_refuse_a_forced_tool(
 def test_table_lists_open_models_that_refuse_a_forced_tool_while_thinking(
     families: TokenizerFamilies, model: str, forced_choice: str, thinks: str, wire: str
 ) -> None:
-    found = families.of(model, "x", wire)
+    found = families.find(model, "x", wire)
     assert (found.forced_choice, found.thinks) == (forced_choice, thinks)
 
 
@@ -226,7 +226,7 @@ def test_table_lists_open_models_that_refuse_a_forced_tool_while_thinking(
 def test_unlisted_model_of_a_known_vendor_uses_the_newest_family(
     families: TokenizerFamilies, model: str, newest: str, provider: str, wire: str
 ) -> None:
-    found, expected = families.of(model, provider, wire), families.of(newest, provider, wire)
+    found, expected = families.find(model, provider, wire), families.find(newest, provider, wire)
     assert found == replace(
         expected, name=found.name, models=found.models, providers=found.providers, wires=found.wires
     )
@@ -267,7 +267,7 @@ def test_unlisted_model_of_a_known_vendor_uses_the_newest_family(
     ],
 )
 def test_a_published_model_keeps_its_own_family(families: TokenizerFamilies, model: str, name: str) -> None:
-    assert families.of(model, "x", "chat").name == name
+    assert families.find(model, "x", "chat").name == name
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_published_model_keeps_its_own_family(families: TokenizerFamilies, mod
 def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(
     families: TokenizerFamilies, model: str, edge: int
 ) -> None:
-    assert families.of(model, "anthropic", "messages").image.edge == edge
+    assert families.find(model, "anthropic", "messages").image.edge == edge
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,14 @@ def test_an_image_is_shrunk_to_the_edge_of_the_models_generation(
     [("gpt-4o", "tiles"), ("gpt-5-2025-08-07", "tiles"), ("databricks-gpt-5-4", "patches"), ("gpt-7", "patches")],
 )
 def test_images_of_an_unlisted_gpt_use_the_newest_rule(families: TokenizerFamilies, model: str, rule: str) -> None:
-    assert families.of(model, "openai", "chat").image.rule == rule
+    assert families.find(model, "openai", "chat").image.rule == rule
 
 
 def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models() -> None:
     found = families_from(
         {"families": {"a": {"models": ["a*"], "start": 7, "tools": 2}, "b": {"like": "a", "tools": 3}}}
     )
-    assert (found.of("x", "", "chat").name, found.of("x", "", "chat").start, found.of("x", "", "chat").tools) == (
+    assert (found.find("x", "", "chat").name, found.find("x", "", "chat").start, found.find("x", "", "chat").tools) == (
         "b",
         7,
         3,
@@ -310,8 +310,8 @@ def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models(
 
 def test_first_match_is_used_and_an_empty_table_has_default_numbers() -> None:
     found = families_from({"families": {"first": {"models": "m*"}, "second": {"models": ["*"]}}})
-    assert [found.of(model, "", "chat").name for model in ("M1", "n")] == ["first", "second"]
-    assert families_from({}).of("any", "", "chat") == TokenizerFamily(name="unknown")
+    assert [found.find(model, "", "chat").name for model in ("M1", "n")] == ["first", "second"]
+    assert families_from({}).find("any", "", "chat") == TokenizerFamily(name="unknown")
 
 
 def test_own_table_is_searched_first_and_may_refer_to_the_other() -> None:
@@ -321,7 +321,7 @@ def test_own_table_is_searched_first_and_may_refer_to_the_other() -> None:
         "images": {"b": {"models": "b*", "rule": "tiles"}},
     }
     found = families_from(shipped, own)
-    mine, other = (found.of(model, "", "chat") for model in ("b-1", "c"))
+    mine, other = (found.find(model, "", "chat") for model in ("b-1", "c"))
     assert (mine.name, mine.start, mine.tools, mine.image.rule) == ("b", 7, 3, "tiles")
     assert (other.name, other.image.base) == ("a", 9)
     with pytest.raises(ConfigError, match=r"families\.b\.like: there is no family 'z' above this one"):
@@ -330,14 +330,14 @@ def test_own_table_is_searched_first_and_may_refer_to_the_other() -> None:
 
 def test_image_rules_are_matched_independently_of_families() -> None:
     found = families_from({"images": {"small": {"models": ["*mini*"], "rule": "fixed", "base": 9}}})
-    assert found.of("a-mini", "", "chat").image.base == 9
-    assert found.of("a", "", "chat").image.base == 85
+    assert found.find("a-mini", "", "chat").image.base == 9
+    assert found.find("a", "", "chat").image.base == 85
 
 
 def test_many_names_do_not_fill_the_memory() -> None:
     found = families_from({"families": {"all": {}}})
     for number in range(10_000):
-        found.of(f"model-{number}", "", "chat")
+        found.find(f"model-{number}", "", "chat")
     assert len(found._known) <= 4096
 
 
@@ -399,7 +399,7 @@ def test_every_key_is_a_number_a_choice_or_a_list() -> None:
 def test_table_lists_models_that_refuse_sampling_and_prefill(
     families: TokenizerFamilies, model: str, sampling: str, prefill: str
 ) -> None:
-    found = families.of(model, "anthropic", "chat")
+    found = families.find(model, "anthropic", "chat")
     assert (found.sampling, found.prefill) == (sampling, prefill)
 
 

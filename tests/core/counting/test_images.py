@@ -33,7 +33,7 @@ from gateway.core.counting.media import Media
 def test_images_cost_what_providers_document(
     families: TokenizerFamilies, model: str, size: tuple[int, int], detail: str, tokens: float
 ) -> None:
-    rule = families.of(model, "openai", "chat").image
+    rule = families.find(model, "openai", "chat").image
     assert image_tokens(Media("image", *size, detail), rule) == tokens
 
 

@@ -117,7 +117,7 @@ def test_images_outside_of_the_content_count_as_images(words: Any) -> None:
 def test_images_in_a_result_are_media_and_its_text_is_result_tokens(words: Any) -> None:
     content = [{"type": "text", "text": "a b"}, {"type": "image", "source": {"type": "url", "url": "https://x/y"}}]
     found = measure("messages", {"role": "user", "content": [{"type": "tool_result", "content": content}]}, words)
-    assert (found.counts.result, found.counts.text, found.media, found.asks) == (2, 0, (Media("image"),), False)
+    assert (found.counts.result, found.counts.text, found.media, found.is_by_user) == (2, 0, (Media("image"),), False)
 
 
 @pytest.mark.parametrize("content", ["a b", [{"type": "text", "text": "a b"}]])

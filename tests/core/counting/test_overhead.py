@@ -35,4 +35,4 @@ def test_overhead_can_be_counted_without_messages(estimator: Estimator) -> None:
     messages = [{"role": "user", "content": "one two"}, {"role": "user", "content": "three"}]
     overhead = estimator.overhead(read_request("messages", body))
     whole = estimator.estimate(read_request("messages", body, messages=messages))
-    assert estimator.of(overhead, estimator.sums(overhead, messages)) == whole
+    assert estimator.from_sums(overhead, estimator.sums(overhead, messages)) == whole

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import RequestParts, decoded, key_of_fields, read_request, wire_of
+from gateway.core.counting.request import RequestParts, decode_piece, key_of_fields, read_request, wire_of
 
 SCHEMA = {"type": "object"}
 
@@ -102,11 +102,11 @@ def test_model_of_the_provider_replaces_the_one_in_the_body() -> None:
     [(b'{"a":1}', {"a": 1}), (memoryview(b"3"), 3), (b"{", "{"), (b"\xff", "\ufffd"), ("text", "text"), (None, None)],
 )
 def test_bytes_are_decoded(piece: Any, value: object) -> None:
-    assert decoded(piece) == value
+    assert decode_piece(piece) == value
 
 
 def test_bytes_nested_too_deep_become_text() -> None:
-    assert decoded(b"[" * 200_000).startswith("[[[")
+    assert decode_piece(b"[" * 200_000).startswith("[[[")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Asked:
             self.known.append(start)
             return (known or b"") + b"".join(keys[start:])
 
-        return self.runs.extended(kind, keys, extend, len)
+        return self.runs.get_extended(kind, keys, extend, len)
 
 
 def test_longer_conversation_extends_the_longest_cached_run() -> None:
@@ -85,7 +85,7 @@ def test_failed_computation_is_not_cached() -> None:
 
     for _ in range(2):
         with pytest.raises(ValueError, match=r"\(0, None\)"):
-            runs.extended("kind", (b"a", b"b", b"c", b"d"), extend, lambda _: 0)
+            runs.get_extended("kind", (b"a", b"b", b"c", b"d"), extend, lambda _: 0)
 
 
 @settings(max_examples=200)

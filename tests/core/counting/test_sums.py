@@ -38,7 +38,7 @@ def test_sums_do_not_depend_on_where_they_were_split(measures: list[MeasuredMess
 
 
 def asking(text: int) -> MeasuredMessage:
-    return MeasuredMessage(ContentTokens(text=text, messages=1), role="user", asks=True)
+    return MeasuredMessage(ContentTokens(text=text, messages=1), role="user", is_by_user=True)
 
 
 def thinking(tokens: int) -> MeasuredMessage:
@@ -57,12 +57,18 @@ def test_new_counts_cover_messages_after_the_last_assistant_message() -> None:
 
 @pytest.mark.parametrize(("thoughts", "tokens"), [("all", 7), ("turn", 4), ("none", 0)])
 def test_earlier_thinking_follows_the_rule_of_the_provider(thoughts: str, tokens: int) -> None:
-    found = MessageSums().plus([asking(1), thinking(3)]).plus([asking(2)]).plus([thinking(4)]).kept(thoughts)
+    found = (
+        MessageSums()
+        .plus([asking(1), thinking(3)])
+        .plus([asking(2)])
+        .plus([thinking(4)])
+        .counts_with_kept_thinking(thoughts)
+    )
     assert (found.thinking, found.sealed, found.text) == (tokens, tokens, 3)
 
 
 def test_turn_is_the_whole_conversation_without_a_user_message() -> None:
-    assert MessageSums().plus([thinking(3)]).plus([thinking(4)]).kept("turn").thinking == 7
+    assert MessageSums().plus([thinking(3)]).plus([thinking(4)]).counts_with_kept_thinking("turn").thinking == 7
 
 
 def test_repeated_result_is_known_from_earlier_messages() -> None:

@@ -15,8 +15,8 @@ from gateway.core.http.headers import (
     credential,
     header,
     is_success,
-    masked,
-    masked_values,
+    mask,
+    mask_values,
     request_headers,
     response_headers,
     secrets_of,
@@ -171,15 +171,15 @@ def test_a_fixed_credential_under_any_other_name_is_not_the_callers_to_replace()
 def test_secrets_in_text_are_masked() -> None:
     fixed = ((b"api-key", b"Bearer fixed-secret"), (b"x-team", b"not-a-secret"))
     secrets = secrets_of(ProviderAddress("p", BASE, key="sk-held-by-us", headers=fixed))
-    assert masked(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
+    assert mask(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
     assert secrets_of(ProviderAddress("p", BASE, key="EMPTY")) == ()
 
 
 def test_secrets_in_header_values_are_masked() -> None:
     pairs, secrets = [(b"a", b"1 sk-held"), (b"b", b"2"), (b"c", b"sk-held")], [b"sk-other", b"sk-held"]
-    assert masked_values(pairs, secrets) == [(b"a", b"1 ***"), (b"b", b"2"), (b"c", b"***")]
+    assert mask_values(pairs, secrets) == [(b"a", b"1 ***"), (b"b", b"2"), (b"c", b"***")]
     for known in ([], [b"sk-other"], [b"2\nsk"]):
-        assert masked_values(pairs, known) == pairs
+        assert mask_values(pairs, known) == pairs
 
 
 def test_a_provider_without_credentials_gets_none() -> None:

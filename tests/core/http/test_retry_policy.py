@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.http.retry_policy import REPEATED, WELL, BreakerPolicy, CircuitState, RetryPolicy, asked_wait, is_ill
+from gateway.core.http.retry_policy import (
+    CLOSED,
+    RETRIED,
+    BreakerPolicy,
+    CircuitState,
+    RetryPolicy,
+    is_provider_failure,
+    requested_wait,
+)
 
 #: Wed, 21 Oct 2026 07:28:00 GMT
 THEN = 1_792_567_680.0
@@ -27,7 +35,7 @@ def test_waits_double_with_jitter_up_to_a_limit() -> None:
     ],
 )
 def test_retry_after_is_obeyed_up_to_a_limit(said: str, seconds: float | None) -> None:
-    asked = asked_wait([(b"retry-after", said.encode())], THEN)
+    asked = requested_wait([(b"retry-after", said.encode())], THEN)
     assert asked is not None
     assert RetryPolicy(2).wait(1, asked, 0.5) == seconds
 
@@ -40,8 +48,8 @@ def test_long_retry_after_is_not_awaited_with_a_fallback(asked: float | None, se
 
 def test_retry_after_ms_precedes_retry_after() -> None:
     headers = [(b"retry-after", b"2"), (b"retry-after-ms", b"1250")]
-    assert asked_wait(headers, THEN) == 1.25
-    assert asked_wait([(b"retry-after", b"2"), (b"retry-after-ms", b"soon")], THEN) == 2.0
+    assert requested_wait(headers, THEN) == 1.25
+    assert requested_wait([(b"retry-after", b"2"), (b"retry-after-ms", b"soon")], THEN) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -50,32 +58,32 @@ def test_retry_after_ms_precedes_retry_after() -> None:
 )
 def test_invalid_retry_after_is_ignored(said: str | None) -> None:
     headers = [(b"retry-after", said.encode("latin-1"))] if said is not None else []
-    assert asked_wait(headers, THEN) is None
+    assert requested_wait(headers, THEN) is None
     assert RetryPolicy(2).wait(1, None, 1.0) == 0.5
 
 
 def test_429_does_not_open_the_circuit() -> None:
-    assert [is_ill(status) for status in (200, 400, 413, 429, 500, 520)] == [False] * 6
-    assert [is_ill(status) for status in (502, 503, 504, 521, 522, 523, 524, 529)] == [True] * 8
+    assert [is_provider_failure(status) for status in (200, 400, 413, 429, 500, 520)] == [False] * 6
+    assert [is_provider_failure(status) for status in (502, 503, 504, 521, 522, 523, 524, 529)] == [True] * 8
 
 
 def test_only_statuses_without_work_are_retried() -> None:
-    assert [status in REPEATED for status in (429, 502, 503, 521, 523, 529)] == [True] * 6
-    assert [status in REPEATED for status in (413, 500, 504, 520, 522, 524)] == [False] * 6
+    assert [status in RETRIED for status in (429, 502, 503, 521, 523, 529)] == [True] * 6
+    assert [status in RETRIED for status in (413, 500, 504, 520, 522, 524)] == [False] * 6
 
 
 POLICY = BreakerPolicy(failures=3, open_s=10)
 
 
-def failed(times: int, breaker: CircuitState = WELL, now: float = 100.0) -> CircuitState:
+def failed(times: int, breaker: CircuitState = CLOSED, now: float = 100.0) -> CircuitState:
     for _ in range(times):
-        breaker = breaker.asked().did(POLICY, now, well=False)
+        breaker = breaker.after_start().after_call(POLICY, now, well=False)
     return breaker
 
 
 def test_circuit_opens_after_failures_in_a_row() -> None:
     assert failed(2).opens_in(POLICY, 100) is None
-    assert failed(2).did(POLICY, 100, well=True) == WELL
+    assert failed(2).after_call(POLICY, 100, well=True) == CLOSED
     opened = failed(3)
     assert opened.opens_in(POLICY, 100) == 10
     assert opened.opens_in(POLICY, 109) == 1
@@ -84,16 +92,16 @@ def test_circuit_opens_after_failures_in_a_row() -> None:
 def test_one_call_probes_an_open_circuit() -> None:
     opened = failed(3)
     assert opened.opens_in(POLICY, 110) is None
-    tried = opened.asked()
+    tried = opened.after_start()
     assert tried.opens_in(POLICY, 110) == 10
-    assert tried.did(POLICY, 111, well=True) == WELL
-    again = tried.did(POLICY, 111, well=False)
+    assert tried.after_call(POLICY, 111, well=True) == CLOSED
+    again = tried.after_call(POLICY, 111, well=False)
     assert again.opens_in(POLICY, 112) == 9
-    assert tried.left().opens_in(POLICY, 112) is None
+    assert tried.after_abandon().opens_in(POLICY, 112) is None
 
 
 def test_late_failure_does_not_extend_an_open_circuit() -> None:
     opened = failed(3)
-    late = opened.did(POLICY, 105, well=False)
+    late = opened.after_call(POLICY, 105, well=False)
     assert late.opens_in(POLICY, 105) == 5
-    assert late.did(POLICY, 106, well=True) == WELL
+    assert late.after_call(POLICY, 106, well=True) == CLOSED

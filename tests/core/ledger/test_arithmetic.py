@@ -29,17 +29,17 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Moment,
     Refused,
-    anew,
+    after_deletion,
     balance_of,
     correct,
     extend,
-    forgotten,
-    is_over,
+    is_lease_over,
+    most_used_balance,
     nano,
-    narrowest,
     periods,
     reserve,
     settle,
+    with_new_period,
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord
@@ -129,10 +129,10 @@ def test_time_follows_monotonic_clock_until_reboot(
 
 
 def test_lease_ends_after_its_time_or_reboot() -> None:
-    assert [is_over(NOW, 30, now) for now in (NOW, later(30), later(30.5))] == [False, False, True]
-    assert is_over(NOW, 30, replace(NOW, boot="other"))
-    assert is_over(NOW, 30, replace(NOW, mono=1.0))
-    assert not is_over(NOW, 30, replace(NOW, wall=10**9))
+    assert [is_lease_over(NOW, 30, now) for now in (NOW, later(30), later(30.5))] == [False, False, True]
+    assert is_lease_over(NOW, 30, replace(NOW, boot="other"))
+    assert is_lease_over(NOW, 30, replace(NOW, mono=1.0))
+    assert not is_lease_over(NOW, 30, replace(NOW, wall=10**9))
 
 
 # --- limits and balances -----------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_narrowest_account_has_the_largest_used_share() -> None:
     wide, tight = Balance(S, Limits(100), Amount(10), NOTHING), Balance(KEY, Limits(100), Amount(60), NOTHING)
     rate = Balance(RATE, Limits(calls=10), Amount(calls=9), NOTHING)
     free = Balance(AccountKey("session", "alice", "free"), NO_LIMITS, Amount(10**6), NOTHING)
-    assert narrowest([wide, rate, tight, free]) == tight
-    assert narrowest([rate, free]) is None
-    assert narrowest([]) is None
+    assert most_used_balance([wide, rate, tight, free]) == tight
+    assert most_used_balance([rate, free]) is None
+    assert most_used_balance([]) is None
 
 
 def test_new_window_resets_used_but_not_held() -> None:
@@ -258,7 +258,7 @@ def in_next_window(account: Account) -> Account:
     return second[S]
 
 
-@pytest.mark.parametrize("begun", [anew, forgotten, in_next_window])
+@pytest.mark.parametrize("begun", [with_new_period, after_deletion, in_next_window])
 def test_correction_subtracts_only_in_the_same_period(
     begun: Callable[[Account], Account],
 ) -> None:
@@ -271,8 +271,8 @@ def test_correction_subtracts_only_in_the_same_period(
 
 def test_holds_of_running_calls_survive_deletion() -> None:
     account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, period=3)
-    assert anew(account) == replace(account, used=NOTHING, period=4)
-    assert forgotten(account) == Account(held=Amount(50), period=4)
+    assert with_new_period(account) == replace(account, used=NOTHING, period=4)
+    assert after_deletion(account) == Account(held=Amount(50), period=4)
 
 
 # --- orphaned calls ---------------------------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ def test_law_a_hold_is_granted_only_while_used_and_held_and_asked_stay_within_ev
         )
 
     if isinstance(outcome, Refused):
-        assert outcome.balance_of == balance[outcome.balance_of.key]
-        assert not room(outcome.balance_of.key, needed)
+        assert outcome.balance == balance[outcome.balance.key]
+        assert not room(outcome.balance.key, needed)
         assert outcome.needed == needed[DIMENSIONS.index(outcome.dimension)]
         return
     answer, changes = outcome

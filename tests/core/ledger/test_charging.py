@@ -32,15 +32,15 @@ from gateway.core.ledger.charging import (
     TokenRate,
     accounts_of,
     affordable_input,
-    bounds_answers,
     budgets_in,
     claims_of,
     dearest,
     hold_for,
     limit_to_set,
+    limits_output,
+    output_room,
     rate_of,
     remaining_fraction,
-    room_in,
     spent_by,
 )
 from gateway.core.ledger.session_key import SessionKey
@@ -133,7 +133,7 @@ def hold(need: CallNeed, balances: tuple[Balance, ...] = (), *, clamp: bool = Tr
 
 
 def test_input_and_output_limit_of_each_choice_are_held() -> None:
-    made = hold(CallNeed(100, output=50, answers=3, rate=TokenRate(Decimal("0.001"), Decimal("0.002"))))
+    made = hold(CallNeed(100, output=50, choices=3, rate=TokenRate(Decimal("0.001"), Decimal("0.002"))))
     assert made.fixed == Amount(100, 100_000_000, 1)
     assert made.unit == Amount(3, 6_000_000)
     assert (made.least, made.most) == (16, 50)
@@ -200,8 +200,8 @@ def test_unlimited_output_holds_a_share_of_what_is_left() -> None:
 
 
 def test_window_room_is_what_input_leaves_if_useful() -> None:
-    assert (room_in(8_192, 1_000), room_in(116, 100)) == (7_192, 16)
-    assert (room_in(None, 5), room_in(115, 100), room_in(100, 2_000)) == (None, None, None)
+    assert (output_room(8_192, 1_000), output_room(116, 100)) == (7_192, 16)
+    assert (output_room(None, 5), output_room(115, 100), output_room(100, 2_000)) == (None, None, None)
 
 
 def granted(need: CallNeed, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
@@ -267,7 +267,7 @@ def test_output_limit_keeps_call_within_budget(left: int, others: int, need: Cal
         return
     limit = limit_to_set(made, outcome[0], need)
     sent = limit if limit is not None else need.output if need.output is not None else outcome[0].units
-    assert max(1, need.input_tokens) + sent * need.answers <= left
+    assert max(1, need.input_tokens) + sent * need.choices <= left
 
 
 # --- affordable input -------------------------------------------------------------------------------------------------------
@@ -299,4 +299,4 @@ def test_remaining_fraction_ignores_holds() -> None:
     assert budgets_in([balance(Limits(calls=1))])
     rate = Balance(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
     assert not budgets_in([rate]), "the count of requests is no budget"
-    assert not bounds_answers([balance(Limits(calls=1))])
+    assert not limits_output([balance(Limits(calls=1))])

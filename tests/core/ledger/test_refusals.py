@@ -172,7 +172,12 @@ def test_allowance_reports_the_account_with_least_left() -> None:
     top = Balance(AccountKey("key", "a"), Limits(tokens=500, nano_usd=10**9), Amount(450), Amount(20))
     told = allowance([balance(used=100), top], 0.8)
     assert told is not None
-    assert (told.limit_tokens, told.left_tokens, told.limit_usd, told.left_usd) == (500, 30, "1.000000", "1.000000")
+    assert (told.limit_tokens, told.remaining_tokens, told.limit_usd, told.remaining_usd) == (
+        500,
+        30,
+        "1.000000",
+        "1.000000",
+    )
     assert told.warning == 0.9
 
 

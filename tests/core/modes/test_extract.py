@@ -6,8 +6,8 @@ import re
 import pytest
 
 from gateway.core.counting.heuristic import HeuristicCounter
-from gateway.core.fitting.blocks import GAP
-from gateway.core.modes.extract import LONGEST, extract, extract_limit, tokens_of
+from gateway.core.modes.extract import MAX_EXTRACT_CHARS, extract, extract_limit, tokens_of
+from gateway.core.trimming.blocks import GAP
 from tests.support.timing import count_calls
 
 COUNT = HeuristicCounter().count
@@ -115,7 +115,7 @@ def test_a_long_text_is_read_at_both_ends() -> None:
 def test_an_extract_is_short_enough_to_be_recognized() -> None:
     spaced = "".join(f"word{n}{' ' * 200}\n" for n in range(1000))
     short = extract(spaced, 400)
-    assert LONGEST / 2 < len(short) < 2 * LONGEST
+    assert MAX_EXTRACT_CHARS / 2 < len(short) < 2 * MAX_EXTRACT_CHARS
 
 
 def test_json_of_empty_keys_is_a_gap() -> None:

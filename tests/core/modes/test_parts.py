@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import encode
 from gateway.core.counting.measure import Wire
-from gateway.core.modes import SHORTEST, ResponseMode, ShownResult, original, readable, show, with_summary
+from gateway.core.modes import SHORTEST, ResponseMode, ShownResult, original_of, show, summarizable_text, with_summary
 from gateway.core.modes.handle import ends_with_handle
 from gateway.core.modes.parts import ResultContent
 from gateway.core.views import new_faults, view_of
@@ -130,7 +130,7 @@ def test_the_text_in_a_document_or_search_result_is_text(part: Json) -> None:
     [table] = content(shown("table", part))
     assert json.dumps(ROWS) not in json.dumps(table)
     assert {**table, "source": 0, "content": 0} == {**part, "source": 0, "content": 0}, "all around it stays"
-    assert "id|name|state" in readable(result(table))
+    assert "id|name|state" in summarizable_text(result(table))
     for mode in LOSSY:
         one = shown(mode, part)
         [short] = content(one)
@@ -140,9 +140,11 @@ def test_the_text_in_a_document_or_search_result_is_text(part: Json) -> None:
 
 
 def test_an_extract_can_name_its_sources() -> None:
-    said = readable(result(found("One.", "Two."), text("Three."), document("Four.", title="Fourth", context="c")))
+    said = summarizable_text(
+        result(found("One.", "Two."), text("Three."), document("Four.", title="Fourth", context="c"))
+    )
     assert said == "Parts\nhttps://a.example/1\nOne.\nTwo.\nThree.\nFourth\nc\nFour."
-    assert readable(result(text("a"), text("b"), image())) == "ab"
+    assert summarizable_text(result(text("a"), text("b"), image())) == "ab"
     [short] = content(shown("summary", found(TEXT), found(TEXT)))
     assert short["text"].startswith("Parts\nhttps://a.example/1\n")
 
@@ -190,7 +192,7 @@ def test_every_byte_of_an_image_is_stored() -> None:
     one = shown("handle_only", text("Taken."), image())
     [_, kept] = json.loads(one.content or "")
     assert base64.b64decode(kept["source"]["data"]) == base64.b64decode(PNG)
-    assert original(result(text("Taken."), image()), "handle_only") == one.content
+    assert original_of(result(text("Taken."), image()), "handle_only") == one.content
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_models_summary_replaces_the_extract() -> None:
     raw = result(image(), found(TEXT, cache_control=FIVE))
     one = show(raw, "summary", handle)
     assert one is not None
-    assert one.summing is not None
+    assert one.summary_limits is not None
     [first, said] = json.loads(with_summary(raw, "Said.", "tr_1"))["content"]
     assert first == image()
     assert said == text(f"Said.\n[summary of {len(one.content or ''):,} characters; "
@@ -304,7 +306,7 @@ def test_law_parts_are_valid_unchanged_or_stored_whole(wire: Wire, data: st.Data
     one = show(view.messages[-1], mode, handle)
     if one is None:
         return
-    sent = view.shown([*view.messages[:-1], one.raw])
+    sent = view.with_messages([*view.messages[:-1], one.raw])
     assert sent[:-1] == tuple(elements[:-1])
     assert new_faults(wire, elements, sent) == []
     after = held(wire, sent[-1])

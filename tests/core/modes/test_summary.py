@@ -11,14 +11,14 @@ from gateway.core.conversation.message import text_of
 from gateway.core.modes import MODES, ShownResult, show, with_summary
 from gateway.core.modes.handle import ends_with_handle
 from gateway.core.modes.summary import (
-    LONGEST_ANSWER,
+    MAX_SUMMARIES,
+    MAX_SUMMARY_TOKENS,
     MIN_CHARS,
-    MOST,
-    affordable,
-    asking,
-    is_taken,
+    choose_affordable,
+    is_accepted,
+    prompt_tokens,
+    result_summary_prompt,
     summary_limits,
-    weight,
 )
 
 LOG = "".join(f"{n:05} worker-{n % 7} finished job j-{n * 31} in {n * 3 % 101} ms\n" for n in range(400))
@@ -37,7 +37,7 @@ def shown(content: Any, mode: Any = "summary") -> ShownResult:
 
 def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
     """Return the instruction, and the result that is quoted after it."""
-    asked = asking("search", text, 240, room)
+    asked = result_summary_prompt("search", text, 240, room)
     assert asked is not None
     instruction, data = asked
     assert (instruction["role"], data["role"]) == ("system", "user")
@@ -45,14 +45,14 @@ def quoted(text: str, room: int = ROOM) -> tuple[str, Any]:
 
 
 def test_only_long_results_are_worth_a_call() -> None:
-    assert shown(LOG[:MIN_CHARS]).summing is not None
-    assert shown(LOG[: MIN_CHARS - 1]).summing is None
+    assert shown(LOG[:MIN_CHARS]).summary_limits is not None
+    assert shown(LOG[: MIN_CHARS - 1]).summary_limits is None
 
 
 def test_only_what_is_shown_as_a_summary_may_have_one() -> None:
-    assert [shown(LOG, mode).summing is not None for mode in MODES[2:]] == [True, False]
+    assert [shown(LOG, mode).summary_limits is not None for mode in MODES[2:]] == [True, False]
     rows = json.dumps([{"id": n, "state": "open", "queue": "mail"} for n in range(120)])
-    assert shown(rows, "table").summing is None
+    assert shown(rows, "table").summary_limits is None
 
 
 def test_a_summary_may_have_as_many_tokens_as_an_extract_but_enough_for_some_sentences() -> None:
@@ -62,27 +62,27 @@ def test_a_summary_may_have_as_many_tokens_as_an_extract_but_enough_for_some_sen
         if (found := summary_limits("x y " * size, "x y " * size, ""))
     ]
     assert limits == sorted(limits)
-    assert limits[-1] == LONGEST_ANSWER
-    small = shown(LOG[:MIN_CHARS]).summing
+    assert limits[-1] == MAX_SUMMARY_TOKENS
+    small = shown(LOG[:MIN_CHARS]).summary_limits
     assert small is not None
-    assert 200 <= small.limit < LONGEST_ANSWER
+    assert 200 <= small.limit < MAX_SUMMARY_TOKENS
 
 
 def test_the_extra_tokens_cover_the_longest_accepted_summary() -> None:
-    may = shown(LOG).summing
+    may = shown(LOG).summary_limits
     none = summary_limits(LOG, LOG, "")
     assert may is not None
     assert none is not None
-    assert is_taken("word" * none.more, none.limit)
-    assert not is_taken("word" * (none.more + 1), none.limit)
-    assert not is_taken("1 a " * none.more, none.limit), "as many characters, and more words"
-    assert 0 < may.more < none.more
+    assert is_accepted("word" * none.extra_tokens, none.limit)
+    assert not is_accepted("word" * (none.extra_tokens + 1), none.limit)
+    assert not is_accepted("1 a " * none.extra_tokens, none.limit), "as many characters, and more words"
+    assert 0 < may.extra_tokens < none.extra_tokens
     assert summary_limits(LOG, LOG, "word " * 9_000) == none.__class__(none.limit, 0)
 
 
 def test_a_summary_with_too_many_characters_is_refused() -> None:
-    assert is_taken("-" * 40, 400)
-    assert not is_taken(" " * 100_000, 400)
+    assert is_accepted("-" * 40, 400)
+    assert not is_accepted(" " * 100_000, 400)
 
 
 def test_a_result_is_quoted_so_that_nothing_in_it_ends_the_quotation() -> None:
@@ -96,9 +96,9 @@ def test_a_result_is_quoted_so_that_nothing_in_it_ends_the_quotation() -> None:
 @pytest.mark.parametrize("text", [LOG * 20, "漢字かな" * 20_000, "a1b2c3 " * 30_000, " " * 200_000 + LOG])
 def test_a_text_longer_than_the_room_loses_its_middle(text: str) -> None:
     for room in (1_000, 4_000):
-        asked = asking("search", text, 240, room)
+        asked = result_summary_prompt("search", text, 240, room)
         assert asked is not None
-        assert room / 3 < weight(asked) <= room
+        assert room / 3 < prompt_tokens(asked) <= room
         _, data = quoted(text, room)
         head, gap, tail = data["result"].partition(" [...] ")
         assert gap
@@ -108,16 +108,23 @@ def test_a_text_longer_than_the_room_loses_its_middle(text: str) -> None:
 
 
 def test_without_room_there_is_no_prompt() -> None:
-    assert asking("search", LOG, 240, 100) is None
+    assert result_summary_prompt("search", LOG, 240, 100) is None
 
 
 def test_the_newest_affordable_results_are_summarized() -> None:
     costs = [100] * 7
-    assert affordable(costs, None, MOST) == [3, 4, 5, 6]
-    assert affordable(costs, 250, MOST) == [5, 6]
-    assert affordable([10, 10, 900, 10], 25, MOST) == [1, 3], "one that is too dear leaves its room to others"
-    assert affordable(costs, None, 1) == [6]
-    assert affordable(costs, None, 0) == affordable(costs, 99, MOST) == affordable([], None, MOST) == []
+    assert choose_affordable(costs, None, MAX_SUMMARIES) == [3, 4, 5, 6]
+    assert choose_affordable(costs, 250, MAX_SUMMARIES) == [5, 6]
+    assert choose_affordable([10, 10, 900, 10], 25, MAX_SUMMARIES) == [1, 3], (
+        "one that is too dear leaves its room to others"
+    )
+    assert choose_affordable(costs, None, 1) == [6]
+    assert (
+        choose_affordable(costs, None, 0)
+        == choose_affordable(costs, 99, MAX_SUMMARIES)
+        == choose_affordable([], None, MAX_SUMMARIES)
+        == []
+    )
 
 
 def test_a_summary_is_shown_with_the_handle_line() -> None:

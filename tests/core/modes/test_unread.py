@@ -8,8 +8,6 @@ import pytest
 
 from gateway.core.conversation.message import Hashed, encode
 from gateway.core.counting.heuristic import HeuristicCounter
-from gateway.core.fitting.deadline import DeadlinePassed
-from gateway.core.fitting.reader import Reader, counter_of
 from gateway.core.modes import ResponseMode, show_blocks
 from gateway.core.modes.unread import (
     ModeTry,
@@ -21,6 +19,8 @@ from gateway.core.modes.unread import (
     tokens_complete,
     tries_for,
 )
+from gateway.core.trimming.deadline import DeadlinePassed
+from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.views import view_of
 
 READER = Reader(counter_of(HeuristicCounter().count))

@@ -20,7 +20,7 @@ from gateway.core.steps import (
     StepState,
     TokensAbove,
     ToolUsed,
-    is_any,
+    matches_any,
 )
 
 NO_FACTS = ConditionFacts()
@@ -87,13 +87,13 @@ def test_message_is_read_once_and_only_if_needed() -> None:
 
     review = Step("review", conditions=(ToolUsed(("write",)), MessageMatches(lambda text: "review" in text)))
     agent, facts = Agent("a", [review, replace(review, name="again")]), ConditionFacts(message)
-    assert agent.entered(StepState(), facts).active is None
+    assert agent.with_active_step(StepState(), facts).active is None
     assert read == []
-    assert agent.entered(StepState(recent=("write",)), facts).active == "review"
+    assert agent.with_active_step(StepState(recent=("write",)), facts).active == "review"
     assert facts.message == "please review"
     assert read == ["message"]
 
 
 @given(st.text(alphabet="ab[]!-\n.|()", max_size=8), st.lists(PATTERNS, max_size=4).map(tuple))
 def test_patterns_are_those_of_a_shell(name: str, patterns: tuple[str, ...]) -> None:
-    assert is_any(name, patterns) is any(fnmatchcase(name, pattern) for pattern in patterns)
+    assert matches_any(name, patterns) is any(fnmatchcase(name, pattern) for pattern in patterns)

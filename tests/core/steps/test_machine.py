@@ -40,7 +40,7 @@ AGENT = Agent("writer", [ALERT, REVIEW, WORK])
 
 
 def after(agent: Agent, *tools: str, state: StepState = START, facts: ConditionFacts = NO_FACTS) -> StepState:
-    return agent.used(agent.entered(state, facts), tools, facts).state
+    return agent.after_tools(agent.with_active_step(state, facts), tools, facts).state
 
 
 def callable_now(agent: Agent, state: StepState, tools: Sequence[str]) -> tuple[str, ...]:
@@ -77,14 +77,14 @@ def test_step_without_conditions_always_holds() -> None:
 
 
 def test_the_default_step_is_active_where_no_other_holds() -> None:
-    assert AGENT.entered(START, NO_FACTS) == StepState("work")
+    assert AGENT.with_active_step(START, NO_FACTS) == StepState("work")
 
 
 def test_without_a_default_no_step_is_active_and_every_tool_may_be_called() -> None:
     agent = Agent("a", [REVIEW])
-    state = agent.entered(START, NO_FACTS)
+    state = agent.with_active_step(START, NO_FACTS)
     assert state is START
-    assert agent.used(state, ["anything"], NO_FACTS).stray == ()
+    assert agent.after_tools(state, ["anything"], NO_FACTS).stray == ()
     assert agent.step(state) is None
 
 
@@ -102,15 +102,15 @@ def test_all_conditions_of_a_step_must_hold() -> None:
 def test_running_sequence_keeps_its_step() -> None:
     state = after(AGENT, "write", "read_a")
     assert (state.active, state.index) == ("review", 1)
-    assert AGENT.entered(state, NO_FACTS) is state
+    assert AGENT.with_active_step(state, NO_FACTS) is state
 
 
 def test_earlier_step_interrupts_a_running_sequence() -> None:
     state = after(AGENT, "write", "read_a")
-    poor = AGENT.entered(state, ConditionFacts(left=0.05))
+    poor = AGENT.with_active_step(state, ConditionFacts(left=0.05))
     assert (poor.active, poor.index, poor.recent) == ("alert", 0, ("write", "read_a"))
     # The step that was left restarts if its conditions still hold; here the last tool is no longer `write`.
-    assert AGENT.entered(poor, NO_FACTS).active == "work"
+    assert AGENT.with_active_step(poor, NO_FACTS).active == "work"
 
 
 def test_a_finished_sequence_ends_the_step_as_soon_as_its_conditions_do_not_hold() -> None:
@@ -121,7 +121,7 @@ def test_a_finished_sequence_ends_the_step_as_soon_as_its_conditions_do_not_hold
 def test_finished_sequence_is_not_restarted_while_step_holds() -> None:
     agent = Agent("a", [Step("s", allowed=("a", "b", "c"), sequence=(("a",), ("b",)))])
     state = after(agent, "a", "b")
-    assert (state.index, agent.due(state), agent.place(state)) == (2, None, 2)
+    assert (state.index, agent.due(state), agent.finished_entries(state)) == (2, None, 2)
     assert callable_now(agent, state, ["c", "b", "z"]) == ("c", "b")
     assert after(agent, "c", "a", state=state).index == 2
 
@@ -166,13 +166,15 @@ def test_denied_tool_is_never_due() -> None:
 
 
 def test_parallel_tool_calls_are_processed_in_order() -> None:
-    used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "read_a", "comment", "search"], NO_FACTS)
+    used = AGENT.after_tools(
+        AGENT.with_active_step(START, NO_FACTS), ["write", "read_a", "comment", "search"], NO_FACTS
+    )
     assert (used.state.active, used.stray) == ("work", ())
     assert used.state.recent == ("write", "read_a", "comment", "search")
 
 
 def test_stray_tool_is_ignored() -> None:
-    used = AGENT.used(after(AGENT, "write"), ["comment", "read_a"], NO_FACTS)
+    used = AGENT.after_tools(after(AGENT, "write"), ["comment", "read_a"], NO_FACTS)
     assert used.stray == ("comment",)
     assert (used.state.active, used.state.index) == ("review", 1)
     assert used.state.recent == ("write", "read_a")
@@ -182,12 +184,12 @@ def test_stray_tool_is_ignored() -> None:
 def test_stray_call_changes_step_only_in_observe_mode(enforce: Enforce, active: str) -> None:
     work = Step("work", denied=("approve",), is_default=True, enforce=enforce)
     agent = Agent("a", [Step("publish", conditions=(SequenceMatch((("approve",),)),)), work])
-    used = agent.used(agent.entered(START, NO_FACTS), ["approve"], NO_FACTS)
+    used = agent.after_tools(agent.with_active_step(START, NO_FACTS), ["approve"], NO_FACTS)
     assert (used.state.active, used.stray) == (active, ("approve",))
 
 
 def test_tool_is_checked_in_the_step_reached_before_it() -> None:
-    used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "write"], NO_FACTS)
+    used = AGENT.after_tools(AGENT.with_active_step(START, NO_FACTS), ["write", "write"], NO_FACTS)
     assert used.stray == ("write",)
 
 
@@ -198,7 +200,7 @@ def test_recent_tools_and_names_are_bounded() -> None:
 
 
 def test_nothing_is_stray_where_no_step_is_active() -> None:
-    assert Agent("a", [REVIEW]).used(START, ["anything"], NO_FACTS).stray == ()
+    assert Agent("a", [REVIEW]).after_tools(START, ["anything"], NO_FACTS).stray == ()
 
 
 # --- steps set by hand --------------------------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def test_nothing_is_stray_where_no_step_is_active() -> None:
 
 def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
     state = AGENT.set(START, "review")
-    assert AGENT.entered(state, ConditionFacts(left=0.01)) is state
+    assert AGENT.with_active_step(state, ConditionFacts(left=0.01)) is state
     state = after(AGENT, "read_a", state=state, facts=ConditionFacts(left=0.01))
     assert (state.active, state.index, state.is_set) == ("review", 1, True)
     state = after(AGENT, "comment", state=state)
@@ -218,7 +220,7 @@ def test_step_set_by_hand_without_sequence_stays() -> None:
     state = AGENT.set(state, "alert")
     state = after(AGENT, "stop", "stop", state=state)
     assert (state.active, state.is_set) == ("alert", True)
-    assert AGENT.entered(AGENT.set(state, None), NO_FACTS).active == "work"
+    assert AGENT.with_active_step(AGENT.set(state, None), NO_FACTS).active == "work"
 
 
 def test_setting_a_step_restarts_its_sequence() -> None:
@@ -245,15 +247,15 @@ def test_removed_step_is_replaced(is_set: bool) -> None:
     gone = StepState("gone", 3, ("write",), is_set=is_set)
     assert AGENT.step(gone) is None
     assert AGENT.due(gone) is None
-    assert AGENT.place(gone) is None
-    assert AGENT.used(gone, ["x"], NO_FACTS).stray == ()
-    assert AGENT.entered(gone, NO_FACTS) == StepState("review", 0, ("write",))
-    assert Agent("a", [ALERT]).entered(gone, NO_FACTS) == StepState(None, 0, ("write",))
+    assert AGENT.finished_entries(gone) is None
+    assert AGENT.after_tools(gone, ["x"], NO_FACTS).stray == ()
+    assert AGENT.with_active_step(gone, NO_FACTS) == StepState("review", 0, ("write",))
+    assert Agent("a", [ALERT]).with_active_step(gone, NO_FACTS) == StepState(None, 0, ("write",))
 
 
 def test_a_sequence_that_got_shorter_is_finished() -> None:
     state = StepState("review", 7)
-    assert (AGENT.due(state), AGENT.place(state)) == (None, 2)
+    assert (AGENT.due(state), AGENT.finished_entries(state)) == (None, 2)
 
 
 def test_unneeded_facts_are_not_read() -> None:
@@ -379,13 +381,13 @@ class StepsMachine(RuleBasedStateMachine):
     @rule(facts=FACTS)
     def a_call_comes(self, facts: ConditionFacts) -> None:
         before = self.state
-        self.state = self.agent.entered(before, facts)
+        self.state = self.agent.with_active_step(before, facts)
         self.plain.look(facts)
-        assert self.agent.entered(self.state, facts) == self.state, "looking twice changes nothing"
+        assert self.agent.with_active_step(self.state, facts) == self.state, "looking twice changes nothing"
 
     @rule(tools=st.lists(NAMES, min_size=1, max_size=4), facts=FACTS)
     def an_answer_calls(self, tools: list[str], facts: ConditionFacts) -> None:
-        used = self.agent.used(self.state, tools, facts)
+        used = self.agent.after_tools(self.state, tools, facts)
         expected = [name for name in tools if not self.plain.use(name, facts)]
         assert list(used.stray) == expected
         if used.state.active == self.state.active and used.state.index > self.state.index:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation.message import IGNORED, encode, outline_of, plain
+from gateway.core.conversation.message import IGNORED, encode, outline_of, without_cache_marks
 from gateway.core.conversation.units import Conversation
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
@@ -113,7 +113,7 @@ def test_thinking_seals_its_message() -> None:
 
 def test_cache_marks_are_kept_on_their_messages() -> None:
     raws = view(TASK, CALLS, ANSWERS).messages
-    assert [plain(raw) != raw for raw in raws] == [False, False, False, True, False]
+    assert [without_cache_marks(raw) != raw for raw in raws] == [False, False, False, True, False]
 
 
 def test_changed_result_keeps_the_other_fields_of_its_block() -> None:
@@ -336,7 +336,7 @@ def told(number: int, *behind: Json) -> Json:
 def held(*elements: Json) -> set[int]:
     """Return the indices of elements that must stay."""
     found = view(*elements)
-    return {place for index in found.held | found.leading for place in found.places[index]}
+    return {place for index in found.held | found.undroppable for place in found.places[index]}
 
 
 SAID: Json = {"role": "assistant", "content": "Done."}

@@ -261,7 +261,7 @@ def test_other_client_calls_have_results(kind: str) -> None:
     called = {"type": kind, "call_id": "a", "action": {"type": "exec"}}
     found = view(TASK, called, {"type": result, "call_id": "a", "output": {"image_url": "data:,"}}, NEXT)
     assert outline_of(found.messages[1]).calls == ("a",)
-    assert outline_of(found.messages[2]).answers == "a"
+    assert outline_of(found.messages[2]).result_of == "a"
     assert outline_of(found.messages[2]).sealed
 
 
@@ -328,7 +328,7 @@ def test_local_shell_output_may_have_only_an_id() -> None:
         found = view(TASK, called, output, NEXT)
         assert found.held == frozenset()
         assert outline_of(found.messages[1]).calls == ("a",)
-        assert outline_of(found.messages[2]).answers == "a"
+        assert outline_of(found.messages[2]).result_of == "a"
         assert restored(found, {1: None, 2: None}) == [TASK, NEXT]
     other = {"type": "local_shell_call_output", "id": "b", "output": "{}"}
     assert held(TASK, called, other, NEXT) == {2}

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.conversation.message import Hashed, decode, encode, keys_of, plains_of
+from gateway.core.conversation.message import Hashed, all_without_cache_marks, decode, encode, keys_of
 from gateway.core.conversation.units import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
-from gateway.core.fitting.overflow import ContextOverflow
-from gateway.core.fitting.policy import TrimPolicy
-from gateway.core.fitting.reader import Reader, counter_of
-from gateway.core.fitting.report import TrimmedConversation
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.fitting.trim_decisions import fit
+from gateway.core.trimming.overflow import ContextOverflow
+from gateway.core.trimming.policy import TrimPolicy
+from gateway.core.trimming.reader import Reader, counter_of
+from gateway.core.trimming.report import TrimmedConversation
+from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.trimming.trim_decisions import trim_conversation
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
 
@@ -62,7 +62,7 @@ class CountingBook(CountCache):
 
     read = 0
 
-    def get_keyed(
+    def get_many(
         self,
         kind: str,
         keys: Sequence[Hashable],
@@ -73,7 +73,7 @@ class CountingBook(CountCache):
             self.read += len(missing)
             return compute(missing)
 
-        return super().get_keyed(kind, keys, counted, size)
+        return super().get_many(kind, keys, counted, size)
 
 
 texts = st.builds(
@@ -270,12 +270,12 @@ def fitted(view: View, share: float, policy: TrimPolicy) -> TrimmedConversation 
     conversation = Conversation.of(
         view.messages,
         pinned=view.held,
-        leading=view.leading,
+        leading=view.undroppable,
         following=view.following,
         priorities=dict.fromkeys(view.stale, 0.0),
     )
     try:
-        return fit(conversation, int(sum(WEIGH(view.messages)) * share), Reader(WEIGH), policy=policy)
+        return trim_conversation(conversation, int(sum(WEIGH(view.messages)) * share), Reader(WEIGH), policy=policy)
     except ContextOverflow:
         return None
 
@@ -287,8 +287,8 @@ def test_unchanged_elements_keep_their_bytes(wire: Wire, render: Render, made: l
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
     assert view.restored({}).raws == tuple(elements)
-    assert view.shown(view.messages) == tuple(elements)
-    assert all(view.owned), "each element is told of in some message"
+    assert view.with_messages(view.messages) == tuple(elements)
+    assert all(view.messages_of_elements), "each element is told of in some message"
 
 
 @formats
@@ -299,11 +299,11 @@ def test_cached_elements_give_the_same_view(wire: Wire, render: Render, made: li
     view_of(wire, elements[: len(elements) - more], book)
     book.read = 0
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
-    assert (again.messages, again.places, again.held, again.leading) == (
+    assert (again.messages, again.places, again.held, again.undroppable) == (
         fresh.messages,
         fresh.places,
         fresh.held,
-        fresh.leading,
+        fresh.undroppable,
     )
     assert again.stale == fresh.stale
     assert again.chat.keys == keys_of(fresh.messages)
@@ -318,7 +318,7 @@ def test_cached_changes_give_the_same_elements(
     wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, TrimPolicy]]
 ) -> None:
     elements, book = elements_of(wire, render, made, seed), CountingBook()
-    bare = plains_of(elements)
+    bare = all_without_cache_marks(elements)
     # Clients move their cache marks from turn to turn.
     for seen in (elements[: len(elements) - more], bare, elements):
         for share, policy in taken:
@@ -326,8 +326,8 @@ def test_cached_changes_give_the_same_elements(
             done = fitted(view, share, policy)
             if done is None:
                 continue
-            fresh = view_of(wire, seen).restored(done.changes, done.new).raws
-            sent = view.restored(done.changes, done.new)
+            fresh = view_of(wire, seen).restored(done.changes, done.replaced).raws
+            sent = view.restored(done.changes, done.replaced)
             assert sent.raws == fresh
             assert sent.keys == keys_of(fresh)
             faults = new_faults(wire, seen, fresh)
@@ -335,7 +335,7 @@ def test_cached_changes_give_the_same_elements(
             broken = fresh[1:] if seed % 2 else fresh[: len(fresh) // 2]
             assert new_faults(wire, seen, broken, book) == new_faults(wire, seen, broken)
             book.read = 0
-            assert view_of(wire, seen, book).restored(done.changes, done.new).raws == fresh
+            assert view_of(wire, seen, book).restored(done.changes, done.replaced).raws == fresh
             assert new_faults(wire, seen, fresh, book) == faults
             assert book.read == 0
 
@@ -359,7 +359,7 @@ def test_trimmed_request_is_accepted_by_the_provider(
     done = fitted(view, share, policy)
     if done is None:
         return
-    sent = view.restored(done.changes, done.new).raws
+    sent = view.restored(done.changes, done.replaced).raws
     assert new_faults(wire, elements, sent) == []
     assert len(sent) <= len(elements)
     assert signed(sent) <= signed(elements), "what is signed or sealed stays as it was"
@@ -367,10 +367,10 @@ def test_trimmed_request_is_accepted_by_the_provider(
     assert compactions(sent)[-1:] == compactions(elements)[-1:], "what stands for all before it stays"
     # A new message may get a phase on the way back. Providers bill no tokens for that name.
     assert sum(WEIGH(view_of(wire, [*map(without_phase, sent)]).messages)) <= done.tokens, "what was chosen is sent"
-    fates = view.fates(done.fates)
+    fates = view.fates(done.outcomes)
     assert len(fates) == len(elements)
-    assert sum(fate.tokens_before for fate in fates) == sum(fate.tokens_before for fate in done.fates)
-    assert sum(fate.tokens_after for fate in fates) == sum(fate.tokens_after for fate in done.fates)
+    assert sum(fate.tokens_before for fate in fates) == sum(fate.tokens_before for fate in done.outcomes)
+    assert sum(fate.tokens_after for fate in fates) == sum(fate.tokens_after for fate in done.outcomes)
 
 
 @law
@@ -381,9 +381,9 @@ def test_sent_items_keep_phases_cache_marks_and_compactions(
     elements, (share, policy) = elements_of("responses", as_responses, made, seed), choice
     found = view_of("responses", elements)
     done = fitted(found, share, policy)
-    sent = found.restored(done.changes, done.new).raws if done is not None else tuple(elements)
+    sent = found.restored(done.changes, done.replaced).raws if done is not None else tuple(elements)
     check_items(elements, sent)
-    check_items(elements, found.shown([short(raw) for raw in found.messages]))
+    check_items(elements, found.with_messages([short(raw) for raw in found.messages]))
 
 
 @law
@@ -424,7 +424,7 @@ def marks(item: Json) -> list[Any]:
 def test_dropped_unit_is_dropped_completely(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.leading, following=view.following)
+    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.undroppable, following=view.following)
     for unit in conversation.units:
         if unit.start != conversation.task and not (unit.pinned or unit.bound):
             sent = view.restored(dict.fromkeys(unit.indices)).raws
@@ -440,7 +440,7 @@ def test_summary_is_at_the_position_of_what_it_replaces(
 ) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.leading, following=view.following)
+    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.undroppable, following=view.following)
     units = [unit for unit in conversation.units if unit.stop - unit.start > 1 and not (unit.pinned or unit.bound)]
     if not units:
         return
@@ -460,10 +460,10 @@ def test_results_can_be_replaced(wire: Wire, render: Render, made: list[Step], s
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
     shown = [short(raw) for raw in view.messages]
-    sent = view.shown(shown)
+    sent = view.with_messages(shown)
     assert new_faults(wire, elements, sent) == []
     assert sum(raw.count(b"in short") for raw in sent) == sum(raw.count(b"in short") for raw in shown)
-    assert view_of(wire, sent).shown([short(raw) for raw in view_of(wire, sent).messages]) == sent
+    assert view_of(wire, sent).with_messages([short(raw) for raw in view_of(wire, sent).messages]) == sent
 
 
 def short(raw: bytes) -> bytes:
@@ -562,7 +562,7 @@ def test_type_or_role_that_is_no_string_is_unknown(wire: Wire, odd: object) -> N
     ):
         raws = [encode(element), encode(last)]
         view = view_of(wire, raws)
-        assert view.shown(view.messages) == tuple(raws)
+        assert view.with_messages(view.messages) == tuple(raws)
         assert new_faults(wire, raws, raws) == []
 
 
@@ -594,7 +594,7 @@ def test_first_result_is_shortened_and_thinking_stays_if_the_turn_thought_once(o
     view = view_of("messages", elements)
     done = fitted(view, 0.5, TrimPolicy())
     assert done is not None
-    sent = view.restored(done.changes, done.new).raws
+    sent = view.restored(done.changes, done.replaced).raws
     assert sent[1] == elements[1]
     assert new_faults("messages", elements, sent) == []
     assert len(sent[2]) < len(elements[2]) / 2
@@ -612,7 +612,7 @@ def test_unread_result_next_to_words_is_shortened_but_not_dropped() -> None:
     found = [done for share in (0.03, 0.05, 0.1, 0.2, 0.3) if (done := fitted(view, share, TrimPolicy())) is not None]
     assert found
     for done in found:
-        sent = view.restored(done.changes, done.new).raws
+        sent = view.restored(done.changes, done.replaced).raws
         assert sent[-2] == use
         assert json.loads(sent[-1])["content"][0]["tool_use_id"] == "b"
         assert len(sent[-1]) < len(last) / 2
@@ -623,7 +623,7 @@ def test_trim_never_makes_a_reminder_start_a_turn_with_thinking() -> None:
     view = view_of("messages", elements)
     for share in (0.3, 0.5, 0.7, 0.9):
         done = fitted(view, share, TrimPolicy())
-        sent = view.restored(done.changes, done.new).raws if done is not None else ()
+        sent = view.restored(done.changes, done.replaced).raws if done is not None else ()
         assert done is None or new_faults("messages", elements, sent) == []
         assert done is None or sent[1] == elements[1]
 
@@ -657,4 +657,4 @@ def test_reminders_next_to_results_do_not_cause_dropped_calls(policy: TrimPolicy
     done = fitted(view, share, policy)
     assert done is not None
     assert done.applied == (applied,)
-    assert new_faults("messages", elements, view.restored(done.changes, done.new).raws) == []
+    assert new_faults("messages", elements, view.restored(done.changes, done.replaced).raws) == []
