@@ -559,7 +559,7 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
 
 @dataclass
 class Seen:
-    """What a client saw of its call. `usage`: total tokens, if reported; `ended`: Unix time.
+    """The client view of its call. `usage`: total tokens, if reported; `ended`: Unix time.
 
     `received`: output tokens of a stream, as the gateway estimates them; `received_before`: the same, `UNKNOWN_S`
     before its end.

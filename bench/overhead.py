@@ -282,7 +282,7 @@ def run_upstream(listener: socket.socket, cpu: int | None) -> None:
 
 @dataclass
 class Result:
-    """What the client saw of a workload. `wrong`: the first wrong responses."""
+    """The results of a workload at the client. `wrong`: the first wrong responses."""
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0

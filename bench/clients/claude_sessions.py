@@ -56,7 +56,7 @@ OWN_FIELDS = {"metadata"}
 
 @dataclass(frozen=True)
 class Scenario:
-    """How one session is played.
+    """The settings of one session.
 
     Attributes:
         settings: of the gateway.
