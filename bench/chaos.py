@@ -1,11 +1,11 @@
-"""Does the ledger hold while everything breaks at once? A seeded run of calls and faults, and an audit of every call.
+"""Run calls and faults at random with a seed, and audit every call: does the ledger stay correct?
 
     python bench/chaos.py [--calls 10000] [--workers 4] [--clients 24] [--sessions 40] [--seed N]
                           [--store sqlite|redis|cluster] [--on-failure closed|open] [--kill-every 3] [--json]
 
-Linux. Redis needs `redis-server` on the PATH. See README.md for what is done and what is checked. The seed decides what
-is called, how it goes wrong and when somebody leaves; when exactly a worker is hit also depends on the machine.
-Exit code 1 where the audit finds a violation.
+Linux. Redis needs `redis-server` on the PATH. README.md describes the faults and the checks. The seed decides the
+calls, their faults and when clients leave. When exactly a worker is hit also depends on the machine. The exit code is 1
+if the audit finds a violation.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ from gateway.mock.wire import MockUsage, ReceivedCall, Share  # noqa: E402
 
 PATH = "/v1/chat/completions"
 SPAWN = multiprocessing.get_context("spawn")
-#: the shortest that is allowed, so that the end of the run need not wait long
+#: the shortest allowed lease, so that the end of the run takes less time
 LEASE_S = 5
-#: a gateway gives a silent provider so long
+#: time after which a gateway gives up on a silent provider
 FIRST_BYTE_S = 1.5
-#: no call takes longer, whatever happens
+#: no call takes longer, with any fault
 ANSWER_WITHIN_S = 40.0
-#: at the end: leases, and two looks at the journals that others left
+#: at the end: time for leases, and for two checks of the journals of other workers
 SETTLED_WITHIN_S = 40.0
 CALLS_KEPT, SESSIONS_SHOWN = 1000, 1000
-#: what a gateway logs of bugs only
+#: texts that a gateway logs only for bugs
 COMPLAINTS = ("Traceback", " bug", "is lost")
-#: a client that is told to come again later does so
+#: time after which a client retries that was report_lines to retry later
 AFTER_503_S = 0.3
-#: a call without a budget, or one that is taken while the store is away, is not known before it has lasted two ticks
+#: a call without a budget, or made while the store is unavailable, is unknown until it has lasted two ticks
 HELD_AFTER_S = 2.5
-#: what a client has of a stream is known to the store or the journal but for so many tokens, or what came so lately: a
-#: tick, and a store that is waited for once
+#: Output of a stream that a client may have without the store or the journal knowing it: this number of tokens, or what
+#: arrived in this time. The time is a tick, and one wait for the store.
 UNKNOWN_TOKENS, UNKNOWN_S = 256, 2.5
-#: into an outage of the store
+#: time of the kill after the start of an outage of the store
 KILL_WITHIN_S = 0.9
-#: One of several gateways is frozen for so long, which ends all its leases, after each pause like this; then some of
-#: its workers are killed, when they have gone on for a while.
+#: One of several gateways is frozen for this time, which ends all its leases, after each pause like this. Then some of
+#: its workers are killed, after they have continued for a while.
 FROZEN_S, THAWED_S, KILL_AFTER_S = LEASE_S + 6.0, 20.0, 2.0
-#: an estimate of the input that is further off than this is a mistake, and no estimate
+#: an input estimate that is further off is an error
 MOST_OFF, OFF_BY = 2, 64
 
 
@@ -85,7 +85,7 @@ MOST_OFF, OFF_BY = 2, 64
 
 @dataclass(frozen=True)
 class Session:
-    """`limit`: of tokens, as an operator sets it; `declared`: as its own calls declare it; `is_calm`: usage is told."""
+    """A session. `limit`: tokens, by the operator; `declared`: by its calls; `is_calm`: usage is always reported."""
 
     id: str
     parent: str | None = None
@@ -95,7 +95,7 @@ class Session:
 
     @property
     def is_limited(self) -> bool:
-        """A parent has a budget."""
+        """Return True if a parent has a budget."""
         return self.parent is not None or self.limit is not None or self.declared is not None
 
     @property
@@ -105,9 +105,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Call:
-    """`mock`: how the provider behaves. `tools`: are offered, so that one is called.
+    """A call. `mock`: the provider's behaviour. `tools`: whether tools are offered, so that one is called.
 
-    `leave`: when the client does, "" for never; `rudely`: with a reset.
+    `leave`: when the client leaves, "" for never; `rudely`: with a reset.
     """
 
     id: str
@@ -157,11 +157,11 @@ class Call:
 
 WORDS = ("token", "session", "budget", "window", "answer", "tool", "of", "the", "ledger", "hold", "a", "lease")
 
-#: which the steps of the configuration let be called one after the other, over and over
+#: tools that the steps of the configuration allow one after the other, repeatedly
 SEQUENCE = ("search", "read", "write")
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in SEQUENCE]
 
-#: (weight, stream or either, what the provider does)
+#: (share, stream or either, behaviour of the provider)
 BEHAVIOURS = (
     (30, "", ""),
     (12, "", "delay=0.1"),
@@ -187,12 +187,12 @@ BEHAVIOURS = (
 )  # fmt: skip
 
 
-#: after which the provider's own figure is not to be had
-UNTOLD = ("usage=none", "die=5", "malformed", "refuse", "chunks=3000")
+#: behaviours after which the provider's own usage is unknown
+WITHOUT_USAGE = ("usage=none", "die=5", "malformed", "refuse", "chunks=3000")
 
 
 def sessions_of(count: int, calls: int) -> list[Session]:
-    """Of eight, one has a budget, one declares one, one is the parent of two and has a budget for all three."""
+    """Return sessions. Of eight, one has a budget, one declares one, and one has one for itself and two children."""
     mean = max(1, calls // count) * 150
     found: list[Session] = []
     for number in range(count):
@@ -212,14 +212,14 @@ def sessions_of(count: int, calls: int) -> list[Session]:
 
 
 def calls_of(count: int, sessions: Sequence[Session], seed: int) -> list[Call]:
-    """What is called, in order; the same for the same seed."""
+    """Return the calls in order; the same calls for the same seed."""
     dice = random.Random(seed)
     weights = [weight for weight, _, _ in BEHAVIOURS]
     found = []
     for number in range(count):
         session = dice.choice(sessions)
         _, kind, mock = dice.choices(BEHAVIOURS, weights)[0]
-        if session.is_calm and any(one in mock for one in UNTOLD):
+        if session.is_calm and any(one in mock for one in WITHOUT_USAGE):
             mock = "delay=0.1"
         stream = kind == "stream" or dice.random() < 0.5
         leave = dice.choices(("", "early", "within"), (88, 6, 6))[0]
@@ -227,7 +227,7 @@ def calls_of(count: int, sessions: Sequence[Session], seed: int) -> list[Call]:
             Call(
                 id=f"c{number:06d}",
                 session=session,
-                # Its provider is taken not to know of usage in streams for a while, so it is a model of its own.
+                # Its provider is remembered for a while as one without usage in streams, so it is a separate model.
                 model="old" if "refuse" in mock else "chaos",
                 words=dice.choice((5, 20, 80, 300)),
                 stream=stream,
@@ -244,12 +244,12 @@ def calls_of(count: int, sessions: Sequence[Session], seed: int) -> list[Call]:
     return found
 
 
-# --- the provider, a process of its own -------------------------------------------------------------------------------
+# --- the provider, in its own process ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What the provider charged for one request, and when. `limit`: of the answer, as the request had it."""
+    """A charge of the provider for one request, with its time. `limit`: the output limit in the request."""
 
     at: float
     call: str
@@ -263,7 +263,7 @@ class Bill:
 
 
 class Biller(MockProvider):
-    """Keeps every bill under the name that the client gave the call."""
+    """A provider that stores every bill under the name that the client gave the call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ def run_provider(pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def provider() -> Iterator[tuple[str, Callable[[], list[Bill]]]]:
-    """Its address, and what it has billed: asked for once, at the end."""
+    """Yield the address of the provider, and a function that returns its bills once, at the end."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=run_provider, args=(theirs,), daemon=True)
     process.start()
@@ -313,11 +313,11 @@ def provider() -> Iterator[tuple[str, Callable[[], list[Bill]]]]:
         process.terminate()
 
 
-# --- stores and what can be done to them ------------------------------------------------------------------------------
+# --- stores and their outages -----------------------------------------------------------------------------------------
 
 
 class Backend(Protocol):
-    """A store that can be taken away. `outages`: what is done to it during a run, one after the other."""
+    """A store that can be made unavailable. `outages`: the outages of a run, one after the other."""
 
     url: str
 
@@ -328,7 +328,7 @@ class Backend(Protocol):
 
 
 class SqliteFile:
-    """Taken away by locking it for longer than a call waits."""
+    """A SQLite store, made unavailable by a lock that is longer than a call waits."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "gateway.db"
@@ -348,7 +348,7 @@ class SqliteFile:
 
 
 class RedisNode:
-    """One `redis-server` that loses nothing when it is killed. Its folder is its own."""
+    """A `redis-server` that loses nothing when it is killed, with its own folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
@@ -397,7 +397,7 @@ def _is_free(*ports: int) -> bool:
 
 
 class RedisNodes:
-    """One server or a cluster: a node is killed and started again, frozen for two seconds, and killed once more."""
+    """One server or a cluster: a node is killed and restarted, frozen for two seconds, and killed again."""
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         options = ("--cluster-enabled", "yes") if count > 1 else ()
@@ -450,7 +450,7 @@ def backend(kind: str, folder: Path, seed: int) -> Iterator[Backend]:
 
 
 class Gateway:
-    """`gateway serve` with several workers, on a port that stays the same over restarts."""
+    """`gateway serve` with several workers, on the same port after restarts."""
 
     def __init__(self, folder: Path, file: Path, workers: int) -> None:
         self.port = free_port()
@@ -466,7 +466,7 @@ class Gateway:
             )
 
     def stop(self) -> None:
-        """As an operator does; at the latest with force."""
+        """Stop it as an operator does; kill it if that takes too long."""
         self._process.terminate()
         try:
             self._process.wait(20)
@@ -475,14 +475,14 @@ class Gateway:
             self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Send it to all its processes."""
+        """Send a signal to all its processes."""
         for pid in tree(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     @property
     def workers(self) -> list[int]:
-        """Process ids, also of one that is just starting."""
+        """Return the process ids of its workers, including one that is just starting."""
         return [pid for pid in tree(self._process.pid)[1:] if b"spawn_main" in _command_line(pid)]
 
     async def ready(self) -> None:
@@ -500,14 +500,14 @@ class Gateway:
             sys.exit(f"no budget could be set: {answer!r}")
 
     def complaints(self) -> list[str]:
-        """What a gateway only says of bugs, each with the line before it."""
+        """Return what the gateway logs only for bugs, each with the line before it."""
         lines = self.log.read_text(errors="replace").splitlines()
         found = [place for place, line in enumerate(lines) if any(one in line for one in COMPLAINTS)]
         return ["\n".join(lines[max(0, place - 1) : _block_end(lines, place)]) for place in found]
 
 
 def _block_end(lines: Sequence[str], place: int) -> int:
-    """Behind the lines that belong to one: those of a traceback are indented, but for the exception that ends it."""
+    """Return the place after one log entry: lines of a traceback are indented, except the exception at its end."""
     end = place + 1
     while end < len(lines) and lines[end].startswith(" "):
         end += 1
@@ -559,10 +559,10 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
 
 @dataclass
 class Seen:
-    """What a client saw of its call. `usage`: total tokens, where the answer said so; `ended`: the time of day.
+    """The client view of its call. `usage`: total tokens, if reported; `ended`: Unix time.
 
-    `received`: tokens that a stream had brought, as the gateway estimates them; `received_before`: the same,
-    `UNKNOWN_S` before its end.
+    `received`: output tokens of a stream, as the gateway estimates them; `received_before`: the same, `UNKNOWN_S`
+    before its end.
     """
 
     call: Call
@@ -574,8 +574,8 @@ class Seen:
     received_before: int = 0
 
 
-class Come:
-    """The bytes of an answer, and when they came."""
+class ReceivedBytes:
+    """The received bytes of a response, with their times."""
 
     def __init__(self) -> None:
         self.answer = bytearray()
@@ -586,19 +586,19 @@ class Come:
         self._times.append((time.monotonic(), len(self.answer)))
 
     def tokens(self, before_s: float = 0.0) -> int:
-        """Of the texts that had come so long before the last ones."""
+        """Return the tokens of the texts that had arrived this time before the last ones."""
         last = self._times[-1][0] - before_s if self._times else 0.0
         length = max((length for at, length in self._times if at <= last), default=0)
         return int(estimate_tokens("".join(map(json.loads, CONTENT.findall(self.answer[:length].decode())))))
 
 
-#: the text of an event
+#: matches the text of an event
 CONTENT = re.compile(r'"content": ?("(?:[^"\\]|\\.)*")')
 
 
 async def make(call: Call, port: int) -> Seen:
-    """Make a call, and leave it where the plan says so."""
-    come = Come()
+    """Make a call, and leave it when the plan says so."""
+    come = ReceivedBytes()
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             seen = await _made(call, port, come)
@@ -612,7 +612,7 @@ async def make(call: Call, port: int) -> Seen:
     return seen
 
 
-async def _made(call: Call, port: int, come: Come) -> Seen:
+async def _made(call: Call, port: int, come: ReceivedBytes) -> Seen:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(call.request())
@@ -624,7 +624,7 @@ async def _made(call: Call, port: int, come: Come) -> Seen:
         if answer is not None:
             return seen_of(call, answer)
         if call.rudely:
-            # A reset instead of a polite end.
+            # Close with a reset instead of a normal end.
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.transport.abort()
@@ -633,8 +633,8 @@ async def _made(call: Call, port: int, come: Come) -> Seen:
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, call: Call, come: Come) -> bytes | None:
-    """The whole answer; None where the client has enough of it."""
+async def _read(reader: asyncio.StreamReader, call: Call, come: ReceivedBytes) -> bytes | None:
+    """Return the whole response, or None if the client leaves before its end."""
     answer = come.answer
     while piece := await reader.read(65536):
         come.add(piece)
@@ -644,7 +644,7 @@ async def _read(reader: asyncio.StreamReader, call: Call, come: Come) -> bytes |
 
 
 def seen_of(call: Call, answer: bytes) -> Seen:
-    """What an answer says, if it is whole."""
+    """Return what a response reports, if it is complete."""
     head, _, body = answer.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 "):
         return Seen(call, "broken")
@@ -696,7 +696,7 @@ def _usage(call: Call, body: bytes) -> int | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     calls: int
     workers: int
@@ -711,18 +711,18 @@ class Plan:
 
 @dataclass
 class Events:
-    """What was done to the gateways and their store: the times of day, and whose process it was."""
+    """The faults of a run: times, and the processes that were hit."""
 
     kills: list[tuple[float, int]] = field(default_factory=list)
     outages: list[float] = field(default_factory=list)
-    #: from when to when a gateway was frozen
+    #: start and end of each time in which a gateway was frozen
     freezes: list[tuple[float, float]] = field(default_factory=list)
     seconds: float = 0.0
 
 
 @dataclass
 class Books:
-    """What everybody has written down at the end."""
+    """All records at the end of a run."""
 
     seen: list[Seen]
     bills: list[Bill]
@@ -749,7 +749,7 @@ async def run(plan: Plan, folder: Path) -> tuple[Books, Events]:
             events.seconds = time.monotonic() - began
             for gateway in gateways:
                 gateway.stop()
-            # What workers left in their journals is found by whoever comes next.
+            # The next worker that starts reads the journals that earlier workers left.
             gateways[0].start()
             await gateways[0].ready()
             problems, stored = await _settled(file, folder, sessions)
@@ -802,7 +802,7 @@ async def _storm(
             while len(seen) < plan.calls * number / (len(kept.outages) + 1):  # noqa: ASYNC110  # a poll will do
                 await asyncio.sleep(0.05)
             events.outages.append(time.time())
-            # All workers of a gateway die, who have answered calls that the store has not heard of yet.
+            # All workers of a gateway die after they have answered calls that the store does not know yet.
             asyncio.get_running_loop().call_later(KILL_WITHIN_S, kill, plan.workers)
             await take_away()
 
@@ -817,7 +817,7 @@ async def _storm(
 
 @dataclass
 class Stored:
-    """What the store says at the end. Totals: tokens and calls; tools: calls by name; accounts: used and held."""
+    """The contents of the store at the end. Totals: tokens and calls; tools: calls by name; accounts: used and held."""
 
     records: list[CallRecord]
     totals: dict[str, tuple[int, int]]
@@ -826,14 +826,14 @@ class Stored:
 
 
 async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tuple[list[str], Stored]:
-    """Wait until nothing is held and no journal is left; what is still, and what the store says then."""
+    """Wait until nothing is held and no journal is left; return what is left, and the contents of the store."""
     store = resources.open_store(config.load(file, environment={}).settings)
     try:
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while (left := await unsettled(store, folder, sessions)) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         stored = Stored([], {session.id: (0, 0) for session in sessions}, {}, {})
-        # Not only those that were called: nothing may be written down elsewhere.
+        # Read all sessions, not only called ones, so that wrong entries are found.
         for view in (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions:
             stored.records += await store.calls(view.key, CALLS_KEPT)
             if view.key.namespace == OPEN_NAMESPACE:
@@ -849,7 +849,7 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
 
 
 async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> list[str]:
-    """What is held, and what waits in journals."""
+    """Return the holds and the journals that are left."""
     balance = await store.balances([Claim(session.key.account) for session in sessions])
     held = [f"held on {stand.key.id} at the end: {stand.held}" for stand in balance if any(stand.held)]
     return held + [f"journal {path.name} is left" for path in (folder / "journals").glob("*.journal")]
@@ -860,7 +860,7 @@ async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> 
 
 @dataclass
 class Report:
-    """What became of everything. Tokens, but for those named calls."""
+    """The results of a run. In tokens, except for those named calls."""
 
     seed: int
     kills: int
@@ -890,7 +890,7 @@ class Report:
 
 
 class Audit:
-    """Holds what clients saw, what the provider billed and what the store says against each other."""
+    """Compare what clients saw, what the provider billed, and what the store contains."""
 
     def __init__(self, plan: Plan, books: Books, events: Events) -> None:
         self._plan = plan
@@ -987,7 +987,7 @@ class Audit:
             self._wrong(seen, f"estimated at more than its hold or what was billed, {bound}")
 
     def _uncharged(self, seen: Seen, bill: Bill) -> None:
-        """Billed, and nowhere charged."""
+        """Check a bill that was not charged."""
         report = self.report
         if seen.how == "ended":
             report.lost_calls += 1
@@ -999,9 +999,9 @@ class Audit:
         if seen.received:
             self._wrong(seen, f"brought {seen.received} tokens, and not charged")
             return
-        # Nobody knows at first of a call without a budget, nor of one that is taken while the store is away.
+        # At first, no store or journal knows a call without a budget, or one made during an outage.
         ends = [kill for kill, _ in self._kills if kill > bill.at]
-        # A kill may have come before the provider had the call, and then the next one was not its end.
+        # The kill may precede the arrival of the call at the provider. Then the next kill did not end it.
         ends += [seen.ended] if seen.how == "broken" or not ends else []
         lasted = min(ends) - bill.at - self._frozen(bill.at, min(ends))
         is_put_off = not seen.call.session.is_limited or self._plan.on_failure == "open"
@@ -1010,12 +1010,12 @@ class Audit:
 
     @staticmethod
     def _least(seen: Seen) -> int:
-        """What was noted at the least of a stream whose worker was killed."""
+        """Return the least tokens that were noted of a stream whose worker was killed."""
         return max(seen.received - UNKNOWN_TOKENS, seen.received_before)
 
     @staticmethod
     def _reason(seen: Seen, record: CallRecord) -> str:
-        """Why the provider's own figure was not to be had."""
+        """Return why the provider's own usage was unknown."""
         mock, call = seen.call.mock, seen.call
         reasons = {
             "worker killed": record.outcome == ORPHANED,
@@ -1029,17 +1029,17 @@ class Audit:
 
     @staticmethod
     def _hold(call: Call, record: CallRecord, bill: Bill | None) -> int:
-        """What may have been held at the most, as a client can know it."""
+        """Return the largest possible hold, as a client can calculate it."""
         known = bill.input if bill else record.charge.usage.input_tokens if record.charge else 0
         limit = call.max_tokens if call.max_tokens is not None else 16_384
         return MOST_OFF * known + OFF_BY + limit * call.answers
 
     def _frozen(self, begin: float, end: float) -> float:
-        """For how many of these seconds some gateway was frozen."""
+        """Return for how many of these seconds some gateway was frozen."""
         return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in self._freezes)
 
     def _most(self, record: CallRecord) -> int:
-        """What a call that was taken for lost may have cost."""
+        """Return the largest possible charge of a call that was treated as orphaned."""
         return sum(bill.total for bill in self._bills[record.request_id]) + record.spent.tokens
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -1067,8 +1067,8 @@ class Audit:
         expected = Amount()
         for record in spent:
             expected = expected.plus(record.spent)
-        # In a cluster one call's accounts cannot be written in one step: where its worker is killed in between, one has
-        # what it cost and the other what it was taken for.
+        # In a cluster, the accounts of a call cannot be written in one step. If its worker is killed in between, one
+        # account has the real charge and the other has that of an orphaned call.
         unsure = [record for record in spent if record.outcome == ORPHANED] if self._plan.store == "cluster" else []
         if abs(used.tokens - expected.tokens) > sum(map(self._most, unsure)) or (used != expected and not unsure):
             report.violations.append(f"{session.id}: account {used}, records {expected}")
@@ -1077,7 +1077,7 @@ class Audit:
             self._budget(session, used.tokens - limit, spent)
 
     def _budget(self, session: Session, overshoot: int, spent: Iterable[CallRecord]) -> None:
-        """By how much the budget was passed, and by how much it may be: what calls were reported beyond their hold."""
+        """Check the overshoot of a budget against its maximum: what calls were reported beyond their holds."""
         report = self.report
         allowed = sum(self._beyond(record) for record in spent if record.charge is not None)
         if overshoot > report.overshoot:
@@ -1088,16 +1088,16 @@ class Audit:
             report.violations.append(f"{session.id}: {overshoot} over its budget, {allowed} at the most to be expected")
 
     def _beyond(self, record: CallRecord) -> int:
-        """By how much a call may have cost more than was held for it."""
+        """Return by how much a call may have cost more than its hold."""
         assert record.charge is not None
         tokens = record.charge.usage.total_tokens
         bills = self._bills[record.request_id]
         call, ended = next((one.call, one.ended) for one in self._books.seen if one.call.id == record.request_id)
-        # One that went on behind a freeze may have been taken for lost by then, and its hold given back.
+        # A call that continued after a freeze may have been treated as orphaned, and its hold released.
         was_lost = bool(bills) and self._frozen(bills[0].at, ended) >= LEASE_S
         if "store" in record.notes or record.context is None or was_lost:
             return tokens
-        # The hold of a stream without a limit grows; what it had at least is a useful length.
+        # The hold of a stream without a limit grows. Its minimum is a useful length.
         grew = call.stream and call.max_tokens is None
         limit = bills[0].limit if bills and bills[0].limit is not None and not grew else 16
         return max(0, tokens - record.context.tokens - limit * call.answers)
@@ -1107,10 +1107,10 @@ def _counted(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def told(plan: Plan, report: Report) -> Iterator[str]:
+def report_lines(plan: Plan, report: Report) -> Iterator[str]:
     yield (
         f"seed {plan.seed}: {plan.store}, {plan.gateways} x {plan.workers} workers, {plan.clients} clients, "
         f"{plan.sessions} sessions, on_failure {plan.on_failure}, {report.seconds:g} s"
@@ -1176,7 +1176,7 @@ def main() -> int:
             evidence = {"seen": books.seen, "bills": books.bills, "events": events}
             (keep / "evidence.json").write_bytes(msgspec.json.encode(evidence))
     report = Audit(plan, books, events).run()
-    print(json.dumps(asdict(report), indent=2) if as_json else "\n".join(told(plan, report)))
+    print(json.dumps(asdict(report), indent=2) if as_json else "\n".join(report_lines(plan, report)))
     return 1 if report.violations else 0
 
 

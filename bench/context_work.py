@@ -2,13 +2,13 @@
 
     python bench/context_work.py [--json] [--plot docs/img/context-work.svg] [--doc bench/context-work.md]
 
-Linux. A gateway is started in front of the built-in provider, and one agent session grows in
-it, turn by turn, over one connection. The CPU time is the process's own clock, in nanoseconds. Each session is played
-twice: alone, for the CPU time, and while /healthz is asked every 5 ms, for the lag of the event loop.
+Linux. A gateway is started in front of the built-in provider, and one agent session grows in it, turn by turn, over one
+connection. CPU time is measured by the clock of the process, in nanoseconds. Each session is played twice: alone, for
+the CPU time, and with a request to /healthz every 5 ms, for the delay of the event loop.
 
-To tell counting and trimming from the rest of a call, the same bodies also go to `/v1/images/generations`: such a call
-is read, named, forwarded, metered and settled like a chat, but its format is not counted. What a body of the
-same size costs there (a straight line through all of them) is forwarding alone.
+To separate counting and trimming from the rest of a call, the same bodies are also sent to `/v1/images/generations`.
+Such a call is read, named, forwarded, metered and settled like a chat, but its format is not counted. A straight line
+through the cost of these calls gives the cost of forwarding alone for a body of any size.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from gateway.core.trimming.preread import START  # noqa: E402
 from gateway.mock import MockServer  # noqa: E402
 
 CHAT, UNWEIGHED = "/v1/chat/completions", "/v1/images/generations"
-#: other formats that the session is played in
+#: other formats in which the session is played
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 OTHERS = {MESSAGES: "Messages", RESPONSES: "Responses"}
-#: tokens of the growing session at its end, of the history that is seen at once; bytes of the large body
+#: Tokens of the growing session at its end, and of the history that is sent at once; bytes of the large body.
 FINAL, HISTORY, LARGE = 120_000, 100_000, 4_000_000
-#: fresh gateways for what can be seen for the first time only once
+#: number of fresh gateways for measurements of a first request
 FRESH = 3
 ASK_EVERY_S = 0.005
 SPAWN = multiprocessing.get_context("spawn")
 
-#: ms; the first is the difference to forwarding alone
+#: limits in ms; the first is the difference to forwarding alone
 BARS = {
     "not trimmed": 2.0,
     "not trimmed, prepares": 50.0,
@@ -105,7 +105,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 class Script:
-    """An agent's turns, each other than all before: always the same ones."""
+    """The turns of an agent, all different from each other, and the same ones on every run."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -115,7 +115,7 @@ class Script:
         return [_raw({"role": "system", "content": SYSTEM}), _raw({"role": "user", "content": TASK})]
 
     def turn(self) -> list[bytes]:
-        """What a reply and its result add: about 350 to 600 tokens."""
+        """Return the messages of one turn, a reply and its result: about 350 to 600 tokens."""
         self._made += 1
         kinds = (self._orders, self._log, self._file, self._service, self._tests)
         name, arguments, result = kinds[self._made % len(kinds)]()
@@ -202,7 +202,7 @@ def _raw(message: dict[str, Any]) -> bytes:
 
 
 def body_of(messages: Sequence[bytes], path: str = CHAT) -> bytes:
-    """A request of chat messages in the format of an endpoint; that of images takes a chat, for its prompt."""
+    """Return a request with chat messages in the format of an endpoint; the image endpoint gets a chat as prompt."""
     if path in OTHERS:
         return _in_other_words(messages, path)
     head = b'{"model": "gpt-4o", "prompt": "x", "tools": ' + json.dumps(TOOLS).encode() + b', "messages": ['
@@ -226,12 +226,12 @@ def _in_other_words(messages: Sequence[bytes], path: str) -> bytes:
 
 @lru_cache(maxsize=10_000)
 def _elements(wire: Wire, raw: bytes) -> bytes:
-    """The elements that a chat message is in another format."""
+    """Return a chat message as elements of another format."""
     return b", ".join(map(_raw, elements_of(wire, [json.loads(raw)])))
 
 
 def history_of(size: int, seed: int) -> list[bytes]:
-    """Messages of at least so many bytes."""
+    """Return messages of at least this number of bytes."""
     script = Script(seed)
     messages, length = script.opening(), 0
     while length < size:
@@ -244,12 +244,12 @@ def history_of(size: int, seed: int) -> list[bytes]:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def serve_provider(told: Connection) -> None:
-    """The built-in provider, until the process is ended."""
+def serve_provider(pipe: Connection) -> None:
+    """Run the built-in provider until the process is stopped."""
     with MockServer() as server:
-        told.send(server.url)
+        pipe.send(server.url)
         with contextlib.suppress(KeyboardInterrupt, EOFError):
-            told.recv()
+            pipe.recv()
 
 
 @contextlib.contextmanager
@@ -257,7 +257,7 @@ def provider() -> Iterator[str]:
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=serve_provider, args=(theirs,), daemon=True)
     process.start()
-    theirs.close()  # so that a provider that does not come up ends the wait
+    theirs.close()  # so that the wait ends if the provider does not start
     try:
         yield ours.recv()
     finally:
@@ -276,7 +276,7 @@ store: {{url: "sqlite://{folder}/gateway.db"}}
 
 @dataclass
 class Running:
-    """A gateway, and a connection to it that is kept."""
+    """A gateway, and a persistent connection to it."""
 
     pid: int
     port: int
@@ -284,14 +284,14 @@ class Running:
 
 
 class WrongAnswer(Exception):
-    """A call was not answered as it should be."""
+    """A call did not get the expected response."""
 
 
 @contextlib.contextmanager
 def gateway(more: str = "") -> Iterator[Running]:
-    """A fresh gateway before a fresh provider; its tokenizer is loaded, and it has seen one other small call.
+    """Yield a fresh gateway in front of a fresh provider. Its tokenizer is loaded, and it has served a small call.
 
-    `more`: of its configuration, as YAML.
+    `more`: additional YAML of its configuration.
     """
     port = free_port()
     with contextlib.ExitStack() as stack:
@@ -325,13 +325,13 @@ def _wait_for(running: Running, process: subprocess.Popen[bytes], log: Path) -> 
         time.sleep(0.01)
 
 
-def ask_health(port: int, told: Connection) -> None:
-    """Ask every 5 ms on a connection of its own until told to end; then tell (when asked, ms) of each."""
+def ask_health(port: int, pipe: Connection) -> None:
+    """Ask every 5 ms on a separate connection until the pipe gets a message; then send (time, ms) of each request."""
     found: list[tuple[float, float]] = []
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         due = time.monotonic()
-        while not told.poll():
+        while not pipe.poll():
             began = time.monotonic()
             connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: bench\r\n\r\n")
             while not connection.recv(65536).endswith(b"}"):
@@ -340,12 +340,12 @@ def ask_health(port: int, told: Connection) -> None:
             found.append((began, (now - began) * 1e3))
             due = max(due + ASK_EVERY_S, now)
             time.sleep(due - now)
-    told.recv()
-    told.send(found)
+    pipe.recv()
+    pipe.send(found)
 
 
 class Asking:
-    """Somebody asks /healthz meanwhile."""
+    """Ask /healthz in the background during each phase."""
 
     def __init__(self, port: int) -> None:
         self._ours, theirs = SPAWN.Pipe()
@@ -361,7 +361,7 @@ class Asking:
         self._marks.append((name, began, time.monotonic()))
 
     def ended(self) -> dict[str, list[float]]:
-        """ms of all questions of each phase."""
+        """Return the ms of all requests of each phase."""
         self._ours.send(None)
         found = self._ours.recv()
         self._process.join()
@@ -373,7 +373,7 @@ class Asking:
 
 @dataclass
 class Turn:
-    """One call: its body, what the gateway said of it, CPU and wall time in ms."""
+    """One call: its body, the token counts of the gateway, CPU and wall time in ms."""
 
     size: int
     original: int = 0
@@ -386,7 +386,7 @@ class Turn:
 def call(
     running: Running, body: bytes, *, session: str, path: str = CHAT, budget: int | None = None, alone: bool = True
 ) -> Turn:
-    """Make a call; with `alone`, until the process has nothing more to do for it."""
+    """Make a call; with `alone`, wait until the process has finished all work for it."""
     headers = {"content-type": "application/json", "x-session-id": session}
     if budget is not None:
         headers["x-context-budget"] = str(budget)
@@ -408,7 +408,7 @@ def call(
 
 
 def _at_rest(pid: int) -> float:
-    """The process's CPU seconds once it has been idle for 3 ms."""
+    """Return the CPU seconds of the process once it has been idle for 3 ms."""
     spent = cpu_seconds(pid)
     for _ in range(100):
         time.sleep(0.003)
@@ -419,13 +419,13 @@ def _at_rest(pid: int) -> float:
 
 
 class Play(Protocol):
-    """Calls to be made at a fresh gateway."""
+    """Make calls to a fresh gateway."""
 
     def __call__(self, running: Running, *, alone: bool = True) -> list[Turn]: ...
 
 
 def growing(name: str, turns: int | None, *, path: str = CHAT, budget: int | None = None) -> Play:
-    """A session of so many turns; None: until it has the final size."""
+    """Return a session of this number of turns; None: until it has the final size."""
 
     def play(running: Running, *, alone: bool = True) -> list[Turn]:
         script = Script(7)
@@ -440,7 +440,7 @@ def growing(name: str, turns: int | None, *, path: str = CHAT, budget: int | Non
 
 
 def at_once(size: int, *, budget: int | None = None) -> Play:
-    """A history that was never seen, of so many bytes, and again with one more turn."""
+    """Return a new history of this number of bytes, sent at once, and again with one more turn."""
 
     def play(running: Running, *, alone: bool = True) -> list[Turn]:
         messages = history_of(size, 7)
@@ -462,7 +462,7 @@ class Line:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """By least squares."""
+        """Return the line through points by least squares."""
         mean_x, mean_y = (sum(p[i] for p in points) / len(points) for i in (0, 1))
         slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
         return cls(mean_y - slope * mean_x, slope)
@@ -470,7 +470,7 @@ class Line:
 
 @dataclass
 class Row:
-    """Calls of one kind, in ms of CPU; `beyond`: the difference to forwarding alone; `bar` is on `barred`."""
+    """Calls of one kind, in ms of CPU; `beyond`: the difference to forwarding alone; `bar` applies to `barred`."""
 
     kind: str
     calls: int
@@ -483,14 +483,14 @@ class Row:
 
 @dataclass
 class Lag:
-    """How long /healthz took while something else went on, in ms."""
+    """The latency of /healthz during other work, in ms."""
 
     phase: str
     asked: int
     p50: float
     p99: float
     worst: float
-    #: worst and p99 without what they are idle
+    #: worst and p99, minus their values when idle
     beyond_p99: float = 0.0
     beyond_worst: float = 0.0
 
@@ -499,7 +499,7 @@ class Lag:
 class Report:
     rows: list[Row] = field(default_factory=list)
     lags: list[Lag] = field(default_factory=list)
-    #: session -> tokens of each turn as it came, and CPU seconds of weighing and fitting up to then
+    #: session -> received tokens of each turn, and CPU seconds of counting and trimming up to that turn
     work: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     cuts: list[dict[str, Any]] = field(default_factory=list)
     forwarding: Line = field(default_factory=lambda: Line(0, 0))
@@ -525,11 +525,10 @@ def row(kind: str, turns: Sequence[Turn], forwarding: Line, form: str = "") -> R
 
 
 def split(turns: Sequence[Turn], budget: int) -> tuple[list[Turn], list[Turn], list[Turn]]:
-    """The turns that fit, but near enough to the budget that a cut is read ahead of; those that went on from a cut;
-    those that cut.
+    """Return the turns that fit but read ahead for a trim, the turns that continue a trim, and the turns that trim.
 
-    A cut changes other messages than the last one did, or less is sent than on the turn before though more came.
-    Recalled lines do not count: they are chosen anew on every turn.
+    A turn trims if it changes other messages than the last trim did, or if it sends less than the turn before although
+    it received more. Recalled lines do not count, because they are selected again on every turn.
     """
     ahead = [turn for turn in turns if turn.trimmed == "none" and turn.original > START * budget]
     cuts, resumed = list[Turn](), list[Turn]()
@@ -589,7 +588,7 @@ def run() -> Report:
 
 
 def _in_form(path: str, form: str, turns: int, forwarding: Line) -> Iterator[Row]:
-    """The session in another format."""
+    """Yield the rows of the session in another format."""
     with gateway() as running:
         fits = growing("a", turns, path=path)(running)
     yield row("not trimmed", fits, forwarding, form)
@@ -610,7 +609,7 @@ def _fresh(play: Play) -> list[Turn]:
 
 
 def lags(phases: dict[str, Play]) -> list[Lag]:
-    """Each phase at a fresh gateway, and what the same question takes while that has nothing to do."""
+    """Return the latencies of each phase with a fresh gateway, and the latency of the same request when idle."""
     found, idle = [], list[float]()
     for name, play in phases.items():
         with gateway() as running:
@@ -625,14 +624,14 @@ def lags(phases: dict[str, Play]) -> list[Lag]:
         idle += asked["idle"]
         found.append((name, sorted(asked[name])))
     found.insert(0, ("idle", sorted(idle)))
-    told = [Lag(name, len(ms), _share(ms, 0.5), _share(ms, 0.99), ms[-1]) for name, ms in found]
-    for lag in told[1:]:
-        # a single late answer of thousands while idle is the machine's: the usual one is taken off
-        lag.beyond_p99, lag.beyond_worst = lag.p99 - told[0].p99, lag.worst - told[0].p99
-    return told
+    lags_found = [Lag(name, len(ms), _share(ms, 0.5), _share(ms, 0.99), ms[-1]) for name, ms in found]
+    for lag in lags_found[1:]:
+        # A single late response among thousands when idle is caused by the machine. The usual latency is subtracted.
+        lag.beyond_p99, lag.beyond_worst = lag.p99 - lags_found[0].p99, lag.worst - lags_found[0].p99
+    return lags_found
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def heads() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -683,7 +682,7 @@ def print_report(report: Report) -> None:
 
 
 def exponent(points: Sequence[tuple[int, float]]) -> float:
-    """1: the work grows with the length; 2: with its square. From a tenth of the length on."""
+    """Return 1 if the work grows with the length, 2 if with its square; measured from a tenth of the length on."""
     late = [(math.log(x), math.log(y)) for x, y in points if x > points[-1][0] / 10 and y > 0]
     return Line.through(late).slope
 
@@ -709,7 +708,7 @@ text.a {{ fill: #58a6ff }} text.b {{ fill: #f0883e }}
 
 
 def svg(report: Report) -> str:
-    """The work of both sessions and the straight line through each."""
+    """Return a plot of the work of both sessions, with a straight line through each."""
     width, height, left, right, top, bottom = 640, 340, 58, 16, 16, 46
     most_x = max(x for points in report.work.values() for x, _ in points)
     most_y = max(max(points[-1][1], Line.through(points).at(most_x)) for points in report.work.values())
@@ -755,12 +754,12 @@ def svg(report: Report) -> str:
 
 
 def _step(most: float) -> float:
-    """A round number, about a fifth of it."""
+    """Return a round number of about a fifth of `most`."""
     size = 10.0 ** math.floor(math.log10(most / 5))
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= most / 5)
 
 
-#: the page, a paragraph a line
+#: the page, one paragraph per line
 PARAGRAPHS = (
     "# CPU time of counting and trimming",
     (
@@ -770,7 +769,7 @@ PARAGRAPHS = (
     ),
     ("```\npython bench/context_work.py --plot docs/img/context-work.svg --doc bench/context-work.md\n```"),
     (
-        "A gateway, started with `gateway serve`, stands before the built-in provider. An agent session grows to "
+        "A gateway, started with `gateway serve`, runs in front of the built-in provider. An agent session grows to "
         "{tokens} tokens in {turns} turns. Each turn adds a tool call and a result of 350 to 600 tokens: tables, "
         "logs, code or JSON. The session is played twice, the second time with half of its final size as the "
         "budget. It is then trimmed {cuts} times."

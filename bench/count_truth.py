@@ -1,10 +1,12 @@
-"""How close the counting comes to what providers report, on recorded requests: a JSON object a line with `request`,
-`wire`, `provider`, `model`, `session`, `kinds` and `reported_prompt_tokens`.
+"""Compare token counts with the usage that providers report, on recorded requests.
 
-    python bench/count_truth.py DATA.jsonl            replay in order, learning from every report; and the safety margin
-    python bench/count_truth.py --speed               a session of 100,000 tokens: first sight, and further turns
-    score.py DATA.jsonl count_truth:tokens            for a scorer: function(request) -> int, the wire guessed
-    score.py DATA.jsonl count_truth:tokens_of_call    function(request, meta) -> int, with what a gateway knows
+Each line of the data is a JSON object with `request`, `wire`, `provider`, `model`, `session`, `kinds` and
+`reported_prompt_tokens`.
+
+    python bench/count_truth.py DATA.jsonl   replay in order, learning from every report; and the safety margin
+    python bench/count_truth.py --speed      a session of 100,000 tokens: first sight, and further turns
+    score.py DATA.jsonl count_truth:tokens   for a scorer: function(request) -> int, the wire guessed
+    score.py DATA.jsonl count_truth:tokens_of_call   function(request, meta) -> int, with what a gateway knows
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ WIRES: dict[str, Wire] = {
     "anthropic": "messages",
     "openai_completions": "completions",
 }
-#: kinds whose size cannot be read off the request
+#: kinds whose size cannot be read from the request
 HARD = {"image", "media", "server_tools"}
 
 
@@ -63,7 +65,7 @@ def estimate_of_call(request: Mapping[str, Any], meta: Mapping[str, Any]) -> Est
 
 
 def model_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
-    """Where an address names the model, as Azure's do, the gateway knows it from its route."""
+    """Return the model; if an address names it, as with Azure, the gateway knows it from its route."""
     return str(request.get("model") or meta.get("model") or "")
 
 

@@ -1,11 +1,11 @@
-"""Pictures of the dashboard for the documents, and how fast it is drawn.
+"""Take screenshots of the dashboard for the documents, and measure how fast it is drawn.
 
     python bench/dashboard_shots.py [--out docs/img] [--all] [--serve]
 
-A gateway in front of the built-in provider is filled by agents that call tools until their budgets are small, its
-records are spread over the last twenty minutes, and Chromium takes the pictures of docs/guides/dashboard.md; with
-`--all` of each view, wide and narrow, light and dark. `--serve` only fills it and waits, for a look by hand. Needs
-Chromium (apt-get install chromium) and `pip install '.[dev]'`.
+A gateway in front of the built-in provider is filled by agents that call tools until their budgets are almost used up.
+Its records are spread over the last twenty minutes, and Chromium takes the screenshots of docs/guides/dashboard.md.
+With `--all`, it takes each view in wide and small windows, light and dark. `--serve` only fills the gateway and waits,
+for a manual check. Needs Chromium (apt-get install chromium) and `pip install '.[dev]'`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MODELS = [
     {"match": "mock-large", "provider": "mock", "price": {"input": 1.25, "output": 10, "cache_read": 0.125}},
     {"match": "mock-small", "provider": "mock", "price": {"input": 0.25, "output": 2, "cache_read": 0.025}},
 ]
-#: what docs/guides/dashboard.md shows
+#: screenshots of docs/guides/dashboard.md
 SHOWN = {
     ("live", "wide", "dark"),
     ("sessions", "wide", "light"),
@@ -63,7 +63,7 @@ TOOLS = ("search", "read_file", "run_tests", "write_file")
 
 @dataclass(frozen=True)
 class Agent:
-    """A session to play. `lines`: of each tool result, up to; `fails`: every so many calls the provider is broken."""
+    """A session to play. `lines`: maximum lines of a tool result; `fails`: the provider fails every so many calls."""
 
     name: str
     steps: int
@@ -87,7 +87,7 @@ AGENTS = (
 
 
 def play(url: str, agent: Agent, chance: random.Random) -> None:
-    """Ask, call tools, hand their results back, until the steps or the budget are done."""
+    """Call the model and its tools until the steps or the budget are used up."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You work on a code base and say little. " * 12},
@@ -148,7 +148,7 @@ def served(store: Path, provider: str) -> Iterator[str]:
 
 
 async def spread(source: Path, target: Path, chance: random.Random) -> None:
-    """The records of one store in another, as if they had come in over twenty minutes, sessions side by side."""
+    """Copy the records of one store to another, as if the sessions had run concurrently over twenty minutes."""
     old, new = SqliteStore(source), SqliteStore(target)
     page = await old.sessions(None, 1000, None, "recent")
     now = time.time()
@@ -177,7 +177,7 @@ async def spread(source: Path, target: Path, chance: random.Random) -> None:
 
 @contextmanager
 def filled() -> Iterator[str]:
-    """The address of a gateway with something to see."""
+    """Yield the address of a gateway with records."""
     chance = random.Random(7)
     with tempfile.TemporaryDirectory() as folder, MockServer() as provider:
         played, shown = Path(folder) / "played.db", Path(folder) / "gateway.db"
@@ -197,7 +197,7 @@ def browser_path() -> str:
 
 
 def newest_trimmed(url: str, session: str) -> str:
-    """The id of a session's newest call that something was left out of."""
+    """Return the id of a session's newest trimmed call."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     connection.request("GET", f"/api/sessions/{session}/calls?limit=200")
     calls = json.loads(connection.getresponse().read())["calls"]
@@ -226,7 +226,7 @@ def shoot(browser: Browser, url: str, out: Path, *, everything: bool) -> None:
         page.wait_for_selector("main h1, main h2")
         settle(page)
         file = out / f"dashboard-{name}-{shape}-{theme}.png"
-        # Below what there is to see, nothing is to be seen.
+        # Remove the empty space at the bottom.
         bottom = page.locator("main").evaluate("element => element.getBoundingClientRect().bottom")
         page.screenshot(path=file, clip={"x": 0, "y": 0, "width": width, "height": min(height, bottom)})
         print(f"{file.name}: {file.stat().st_size / 1024:.0f} KiB")
@@ -240,7 +240,7 @@ def settle(page: Page) -> None:
 
 
 def measure(browser: Browser, url: str) -> None:
-    """First paint and size, in a new context: nothing is cached."""
+    """Print first paint and size, in a new context without a cache."""
     for name in ("#/", "#/sessions"):
         paints, sizes = [], []
         for _ in range(5):

@@ -1,13 +1,13 @@
-"""How good is the fitting? The adapter for the trim benchmark, and a command that prints its whole table.
+"""Score the trimming of recorded conversations: an adapter for the trim benchmark, and a command that prints its table.
 
     python bench/fit.py SCORER.py DATA_DIR [--recall off|said|all] [--limit N] [--json OUT]
     python bench/fit.py SCORER.py DATA_DIR --wire responses|messages
     python bench/fit.py SCORER.py DATA_DIR --gateway [--on-overflow error|least|forward]
 
-SCORER.py scores a function(request, budget) -> request on recorded conversations (its --help says how). `trim` is that
-function: it keeps its epochs by the hash of the messages, as a server does. With `--wire` it cuts them in the form of
-another API, see wires.py. Variables FIT_RECALL, FIT_LOW_WATER, FIT_STALE, FIT_SAVING and FIT_WORTH (JSON) change the
-policy for one run.
+SCORER.py scores a function(request, budget) -> request on recorded conversations; its --help describes it. `trim` is
+that function. It stores its trim decisions by the hash of the messages, as a server does. With `--wire`, it trims in
+the format of another API (see wires.py). The variables FIT_RECALL, FIT_LOW_WATER, FIT_STALE, FIT_SAVING and FIT_WORTH
+(JSON) change the policy for one run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.core.trimming.trim_decisions import find, trim_conversation
 
 
 def counter() -> Callable[[str], int]:
-    """Tokens of a text by o200k_base, with the tables that the litellm wheel carries."""
+    """Return the tokens of a text by o200k_base, with the tables in the litellm wheel."""
     found = importlib.util.find_spec("litellm")
     if "TIKTOKEN_CACHE_DIR" not in os.environ and found is not None and found.origin:
         os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(found.origin).parent / "litellm_core_utils" / "tokenizers")
@@ -63,7 +63,7 @@ def policy() -> TrimPolicy:
 
 
 class Trimmer:
-    """A trimmer with its caches and its epochs, kept by the hash of what they were made for."""
+    """A trimmer with its caches and trim decisions, stored by the hash of the messages."""
 
     def __init__(self) -> None:
         self._count = counter()
@@ -86,14 +86,15 @@ class Trimmer:
                 conversation, limit, self._reader, trim_decision=trim_decision, policy=self._policy, salt=salt
             )
         except ContextOverflow:
-            # The scorer knows which requests cannot be fitted and leaves them out, but for their cost: it takes a
-            # refusal for the whole request sent. What must stay, over the limit, is what other trimmers send.
+            # The scorer knows the requests that cannot be trimmed enough, and leaves them out except for their cost. It
+            # treats a refusal as the whole request sent. Other trimmers send the messages that must stay, over the
+            # limit.
             least = Drop().apply(Draft.untouched(conversation, self._reader), 0)
             return {**request, "messages": _decoded(least.sent().messages, raws, original)}
         if not fitted.changed:
             return request
         if fitted.trim_decision is not None and fitted.trim_decision is not trim_decision:
-            # as it would come back out of a store
+            # as it is read from a store
             trim_decision = TrimDecision.from_json(json.loads(json.dumps(fitted.trim_decision.to_json())))
             if trim_decision is not None:
                 trim_decisions[trim_decision.prefix] = trim_decision
@@ -107,7 +108,7 @@ class Trimmer:
 
 
 def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], original: Sequence[Any]) -> list[Any]:
-    """The messages as values; those that were kept as they came in."""
+    """Return the messages as values; kept messages are unchanged."""
     known = {id(raw): message for raw, message in zip(raws, original, strict=True)}
     return [known[id(raw)] if id(raw) in known else json.loads(raw) for raw in sent]
 
@@ -116,7 +117,7 @@ _trimmers: list[Trimmer | Wired] = []
 
 
 def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
-    """The adapter."""
+    """Trim a request; this is the adapter."""
     if not _trimmers:
         wire: Any = os.environ.get("FIT_WIRE", "chat")
         _trimmers.append(Trimmer() if wire == "chat" else Wired(wire, counter(), policy()))
@@ -130,7 +131,7 @@ def free_port() -> int:
 
 
 def through_gateway(arguments: argparse.Namespace) -> int:
-    """Score what a provider receives behind `gateway serve`; a fresh store for each budget, the scorer is upstream."""
+    """Score what a provider receives from `gateway serve`, with a fresh store per budget; the scorer is upstream."""
     code = 0
     for budget in arguments.budgets.split(","):
         port, upstream = free_port(), free_port()
@@ -181,7 +182,7 @@ def main() -> int:
         [*common, "score", *source, "--budgets", arguments.budgets, *extra], env=environment, check=False
     )
     if arguments.wire != "chat":
-        return scored.returncode  # most of the time would be that of writing one format as another
+        return scored.returncode  # most of the time would be for converting formats
     speed = subprocess.run([*common, "speed", *source], env=environment, check=False)
     return scored.returncode or speed.returncode
 

@@ -1,12 +1,11 @@
-"""What does fitting cost a turn? CPU time of counting and fitting on raw bytes, in one growing session.
+"""Measure the CPU time of counting and trimming per turn on raw bytes, in one growing session.
 
     python bench/fit_speed.py SCORER.py DATA_DIR [--tokens 100000] [--json OUT]
 
-SCORER.py (the trim benchmark) stitches the session together from recorded conversations. A turn is what a gateway does:
-digest the messages, estimate the request, fit it with recall of what was said; then, while nobody waits, read a few
-messages ahead of the next cut. Kinds of turns: the first sight of a long conversation, with and without a cut; turns
-that fit; turns that resume an earlier cut; turns that cut; and what was read ahead. Garbage is looked for as a worker
-does.
+SCORER.py (the trim benchmark) builds the session from recorded conversations. A turn does what a gateway does: hash the
+messages, estimate the request, trim it with recall of what was said. Then, in idle time, it reads a few messages ahead
+of the next trim. Kinds of turns: the first request of a long conversation, with and without a trim; turns that fit;
+turns that continue an earlier trim; turns that trim; and reading ahead. The garbage collector runs as in a worker.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ from gateway.core.trimming.trim_decision import TrimDecision
 from gateway.core.trimming.trim_decisions import trim_conversation
 from gateway.counters.tiktoken import load, rank_folders
 
-#: what `gateway serve` fits by
+#: the policy of `gateway serve`
 POLICY = TrimPolicy(recall="said")
 FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
 
 
 class Session:
-    """What a gateway holds for a session, and its caches."""
+    """The state that a gateway has for a session, and its caches."""
 
     def __init__(self, tokens: TokenCounter) -> None:
         families = families_from(yaml.safe_load(FAMILIES.read_text("utf-8")))
         self.estimator = Estimator(families, lambda _: tokens, CountCache())
         self.reader = Reader(self.count_tokens)
         self.trim_decision: TrimDecision | None = None
-        #: milliseconds of CPU that reading ahead took, turn by turn
+        #: CPU milliseconds of reading ahead, by turn
         self.ahead: list[float] = []
 
     def count_tokens(self, raws: Sequence[bytes]) -> Sequence[int]:
         return self.estimator.message_tokens(read_request("chat", {"model": b'"gpt-4o"'}, messages=raws))
 
     def turn(self, raws: Sequence[bytes], limit: int) -> tuple[TrimmedConversation, float]:
-        """A turn, and its milliseconds of CPU."""
+        """Play a turn; return its result and its CPU milliseconds."""
         start = time.thread_time()
         conversation = Conversation.of(raws, self.reader)
         request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
@@ -87,7 +86,7 @@ def session_of(scorer: Any, data: str, tokens: int) -> list[bytes]:
     return [json.dumps(message, ensure_ascii=False).encode() for message in scorer.growing(found, tokens)]
 
 
-def told(kind: str, spent: list[float]) -> dict[str, Any]:
+def summary_of(kind: str, spent: list[float]) -> dict[str, Any]:
     spent.sort()
     found = {"p50": spent[len(spent) // 2], "p95": spent[int(len(spent) * 0.95)], "max": spent[-1]} if spent else {}
     print(f"{kind:28}", *(f"{name} {value:7.2f} ms" for name, value in found.items()), f"({len(spent)} turns)")
@@ -114,14 +113,16 @@ def main() -> None:
 
     fits = Session(tokens)
     total = fits.turn(raws, 10**9)[0].tokens
-    found["first sight, fits"] = told("first sight, fits", [Session(tokens).turn(raws, 10**9)[1] for _ in range(3)])
+    found["first sight, fits"] = summary_of(
+        "first sight, fits", [Session(tokens).turn(raws, 10**9)[1] for _ in range(3)]
+    )
     late = [end for end in ends if end > 0.8 * len(raws)]
-    found["fits"] = told("fits", [fits.turn(raws[:end], 10**9)[1] for end in late for _ in range(3)])
+    found["fits"] = summary_of("fits", [fits.turn(raws[:end], 10**9)[1] for end in late for _ in range(3)])
 
     for share in (0.5, 0.9):
         limit = int(total * share)
         cold = [Session(tokens).turn(raws, limit)[1] for _ in range(3)]
-        found[f"first sight, cut to {share}"] = told(f"first sight, cut to {share}", cold)
+        found[f"first sight, cut to {share}"] = summary_of(f"first sight, cut to {share}", cold)
         session = Session(tokens)
         cuts, resumed = list[float](), list[float]()
         for end in ends:
@@ -130,13 +131,15 @@ def main() -> None:
                 cuts.append(spent)
             elif fitted.changed and end > 0.8 * len(raws):
                 resumed.append(spent)
-        found[f"cut to {share}"] = told(f"cut to {share}", cuts)
-        found[f"resumed at {share}"] = told(f"resumed at {share}", resumed)
-        found[f"read ahead at {share}"] = told(f"read ahead at {share}", session.ahead)
+        found[f"cut to {share}"] = summary_of(f"cut to {share}", cuts)
+        found[f"resumed at {share}"] = summary_of(f"resumed at {share}", resumed)
+        found[f"read ahead at {share}"] = summary_of(f"read ahead at {share}", session.ahead)
         other = Session(tokens)
         other.turn(raws, 10**9)
         other.trim_decision = session.trim_decision
-        found[f"resumed elsewhere at {share}"] = told(f"resumed elsewhere at {share}", [other.turn(raws, limit)[1]])
+        found[f"resumed by another worker at {share}"] = summary_of(
+            f"resumed by another worker at {share}", [other.turn(raws, limit)[1]]
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
 

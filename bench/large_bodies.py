@@ -1,4 +1,4 @@
-"""Measure many large request bodies at once: how many are served, their memory, and how long /healthz takes.
+"""Measure many concurrent large request bodies: how many are served, their memory, and the latency of /healthz.
 
 Linux, standard library only. `python bench/large_bodies.py --help`.
 """
@@ -31,7 +31,7 @@ MIB = 2**20
 #: the requirement for /healthz while bodies are read
 HEALTH_MS = 250.0
 ASK_EVERY_S = 0.01
-#: a slow machine counts the tokens of 640 MiB for minutes
+#: a slow machine needs minutes to count the tokens of 640 MiB
 ANSWER_WITHIN_S = 900.0
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -44,13 +44,13 @@ def message(text: str, role: str = "user") -> bytes:
 
 
 def chat(messages: Sequence[bytes], size: int) -> bytes:
-    """A chat request of exactly `size` bytes, filled up with spaces."""
+    """Return a chat request of exactly `size` bytes, padded with spaces."""
     body = b'{"model":"bench","messages":[' + b",".join(messages) + b"]"
     return body + b" " * (size - len(body) - 1) + b"}"
 
 
 def words(seed: int, alphabet: str = "etaoinshrdlu") -> str:
-    """About 1 MB of prose-like text, without two equal lines."""
+    """Return about 1 MB of prose-like text without equal lines."""
     some = random.Random(seed)
     return "\n".join(
         " ".join("".join(some.choices(alphabet, k=some.randint(2, 9))) for _ in range(16)) for _ in range(9000)
@@ -58,7 +58,7 @@ def words(seed: int, alphabet: str = "etaoinshrdlu") -> str:
 
 
 def conversation(size: int, number: int) -> bytes:
-    """Messages of 4 KB, one of them of this call only."""
+    """Return a request with messages of 4 KB, one of them unique to this call."""
     line, found = words(number), [message(f"You are assistant {number}.", "system")]
     step, roles, left = 4000, ("user", "assistant"), size - 4000
     for place in range(size // step):
@@ -72,13 +72,13 @@ def conversation(size: int, number: int) -> bytes:
 
 
 def text(size: int, number: int) -> bytes:
-    """One message with all of the text."""
+    """Return a request with one message that has all of the text."""
     line = words(number)
     return chat([message((line * (size // len(line) + 1))[: size - 10_000 - size // 16])], size)
 
 
 def cyrillic(size: int, number: int) -> bytes:
-    """Messages of 64 KB in an alphabet of two bytes a letter, with an emoji in each."""
+    """Return a request with messages of 64 KB in an alphabet of two bytes per letter, with an emoji in each."""
     line, found, left = words(number, "оеаинтсрвлкм"), [message("Ты помощник.", "system")], size - 4000
     while True:
         start = len(found) * 30_000 % (len(line) - 30_000)
@@ -90,7 +90,7 @@ def cyrillic(size: int, number: int) -> bytes:
 
 
 def picture(size: int, number: int) -> bytes:
-    """A question about one picture, as base64."""
+    """Return a question about one image in base64."""
     data = "iVBORw0KGgo" + "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef" * ((size - 10_000) // 32)
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     parts = [{"type": "text", "text": f"What is this? {number}"}, url]
@@ -98,7 +98,7 @@ def picture(size: int, number: int) -> bytes:
 
 
 def embeddings(size: int, number: int) -> bytes:
-    """Inputs of 8 KB."""
+    """Return a request with inputs of 8 KB."""
     line = words(number)
     inputs = [line[at % (len(line) - 8000) :][:8000] for at in range(0, size - 100_000 - size // 64, 8000)]
     body = json.dumps({"model": "bench", "input": inputs}).encode()
@@ -106,7 +106,7 @@ def embeddings(size: int, number: int) -> bytes:
 
 
 def file(size: int, number: int) -> bytes:
-    """A file that the gateway forwards unread."""
+    """Return a file that the gateway forwards without reading it."""
     return bytes([number % 256]) * size
 
 
@@ -120,11 +120,11 @@ KINDS: dict[str, tuple[str, Callable[[int, int], bytes]]] = {
 }
 
 
-# --- the provider, a process of its own -------------------------------------------------------------------------
+# --- the provider, in its own process ---------------------------------------------------------------------------
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read requests and keep none of them; the usage says how many bytes came."""
+    """Read requests without storing them; the usage has the number of received bytes."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -154,7 +154,7 @@ def provide(listener: socket.socket) -> None:
 
 
 def ask_health(port: int, pipe: Connection) -> None:
-    """Ask every 10 ms until told to end, then send the latencies in ms."""
+    """Ask every 10 ms until the pipe gets a message, then send the latencies in ms."""
     found: list[float] = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.connect()
@@ -169,7 +169,7 @@ def ask_health(port: int, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def health(port: int) -> Iterator[list[float]]:
-    """The latencies of /healthz in ms while the block runs, filled in at its end."""
+    """Yield the latencies of /healthz in ms; they are filled in at the end of the block."""
     found: list[float] = []
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=ask_health, args=(port, theirs), daemon=True)
@@ -184,7 +184,7 @@ def health(port: int) -> Iterator[list[float]]:
 
 
 def send(port: int, path: str, body: bytes, ready: threading.Barrier, *, is_chunked: bool) -> str:
-    """Send one body with the others; return "served", or why it was not."""
+    """Send one body at the same time as the others; return "served", or the error."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_WITHIN_S)
     headers = {"content-type": "application/json", "x-session-id": f"bodies-{random.randrange(2**40)}"}
     connection.connect()
@@ -209,7 +209,7 @@ def send(port: int, path: str, body: bytes, ready: threading.Barrier, *, is_chun
 
 @dataclass
 class Figures:
-    """What one workload did. Memory in MiB, time in seconds, /healthz in ms."""
+    """The results of one workload. Memory in MiB, time in seconds, /healthz in ms."""
 
     kind: str
     bodies: int

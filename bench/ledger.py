@@ -1,9 +1,9 @@
-"""What does it cost to hold and to settle? CPU and latency in the store, and a budget under 64 calls at once.
+"""Measure the cost of holds and settlements: CPU and latency in the store, and a budget under 64 concurrent calls.
 
     python bench/ledger.py [--json]
 
-Linux. Redis is measured where `redis-server` is on the PATH. See README.md for what is measured and how. Exit code 1
-where a bar is missed.
+Linux. Redis is measured if `redis-server` is on the PATH. README.md describes the measurements. The exit code is 1 if a
+limit is exceeded.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ from gateway.core.usage import Charge, Usage
 SPAWN = multiprocessing.get_context("spawn")
 PAIRS, WARM_UP = 2_000, 300
 AT_ONCE, ROUNDS, PROCESSES = 64, 25, 4
-#: stores on which the rounds are run: calls of a round wait together, so that few rounds have no p99 but a slowest one
+#: Number of stores for the rounds. The calls of a round wait together, so few rounds give a slowest call instead of a
+#: p99.
 STORES = 4
-#: between two rounds: what is measured is a burst, and no queue that only grows
+#: pause between two rounds: a burst is measured, not a queue that only grows
 PAUSE_S = 0.05
 BARS_US = {"sqlite": 150.0, "redis": 250.0}
 P99_BAR_MS = 20.0
 LIMIT = 10**12
 
 
-# --- what is held and settled -----------------------------------------------------------------------------------------
+# --- holds and settlements --------------------------------------------------------------------------------------------
 
 SESSION = SessionKey("default", "agent-7f3a")
 RECORD = CallRecord(
@@ -69,13 +70,13 @@ RECORD = CallRecord(
 
 
 def claims(count: int) -> tuple[Claim, ...]:
-    """The session's account with a budget; with three, its client key's and its parent's besides."""
+    """Return the account of the session with a budget; for three, also those of its client key and its parent."""
     keys = [AccountKey("key", "default"), SessionKey("default", "parent").account, SESSION.account]
     return tuple(Claim(key, Limits(tokens=LIMIT)) for key in keys[-count:])
 
 
 def pair(accounts: int) -> tuple[OpenHold, CallRecord]:
-    """The hold of a call and its record."""
+    """Return the hold of a call and its record."""
     charged, now = claims(accounts), time.time()
     name = call_id(int(now * 1000), secrets.token_bytes(10))
     keys = tuple(claim.key for claim in charged)
@@ -100,7 +101,7 @@ def open_store(url: str) -> Store:
 
 @dataclass(frozen=True)
 class Figure:
-    """One row. `bar`: the most it may be; None: for information."""
+    """One row. `bar`: the maximum; None: for information only."""
 
     what: str
     store: str
@@ -114,7 +115,7 @@ class Figure:
 
 
 async def cpu_us(url: str, accounts: int, at_once: int) -> float:
-    """CPU time of this process for a hold and its settlement; the least of five runs, since others only add to it."""
+    """Return the CPU time for a hold and its settlement: the least of five runs, as other work only adds."""
     store = open_store(url)
     try:
         runs = []
@@ -135,7 +136,7 @@ async def cpu_us(url: str, accounts: int, at_once: int) -> float:
 
 
 async def burst(url: str, count: int, barrier: Callable[[], Awaitable[Any]]) -> list[float]:
-    """Seconds that each of `count` holds with their settlements took, all asked for at once, over and over."""
+    """Return the seconds of `count` concurrent holds with their settlements, repeatedly."""
     store, seconds = open_store(url), list[float]()
 
     async def timed(opened: OpenHold, record: CallRecord, *, counts: bool) -> None:
@@ -160,12 +161,12 @@ _barrier: Barrier | None = None
 
 
 def set_barrier(barrier: Barrier) -> None:
-    global _barrier  # noqa: PLW0603  # an initializer has no other way to hand something on
+    global _barrier  # noqa: PLW0603  # noqa: PLW0603  # an initializer cannot pass a value in another way
     _barrier = barrier
 
 
 def burst_in_step(url: str, count: int) -> list[float]:
-    """A burst beside those of other processes."""
+    """Run a burst at the same time as other processes."""
     barrier = _barrier
     assert barrier is not None
 
@@ -176,17 +177,17 @@ def burst_in_step(url: str, count: int) -> list[float]:
 
 
 def bursts(url: str) -> list[float]:
-    """The same number at once, in several processes."""
+    """Return the seconds of the same number of calls, distributed over several processes."""
     barrier = SPAWN.Barrier(PROCESSES)
     with ProcessPoolExecutor(PROCESSES, mp_context=SPAWN, initializer=set_barrier, initargs=(barrier,)) as pool:
         running = [pool.submit(burst_in_step, url, AT_ONCE // PROCESSES) for _ in range(PROCESSES)]
-        # Where one has failed, all others only say that it did not come.
+        # If one process fails, the others only report that it is missing.
         running.sort(key=lambda one: isinstance(one.exception(), BrokenBarrierError))
         return [second for one in running for second in one.result()]
 
 
 def measured(kind: str, fresh: Callable[[], str]) -> Iterator[Figure]:
-    """Each on a store of its own, so that none is slower for what others have left."""
+    """Yield the figures, each with its own store, so that no store is slower because of earlier data."""
     one = uvloop.run(cpu_us(fresh(), 1, 1))
     yield Figure("CPU of hold + settle, one after the other", kind, one, "µs", BARS_US[kind])
     yield Figure("the same, 64 at once", kind, uvloop.run(cpu_us(fresh(), 1, AT_ONCE)), "µs", BARS_US[kind])
@@ -211,7 +212,7 @@ def _latency(what: str, kind: str, seconds: Sequence[float]) -> Iterator[Figure]
 
 
 async def one_budget(folder: Path, kind: str, url: str) -> list[Figure]:
-    """64 calls at once over 4 workers on one session, again and again until its budget is used up."""
+    """Make 64 concurrent calls over 4 workers in one session, repeatedly until its budget is used up."""
     session = Session("one", limit=30_000)
     with provider() as (upstream, bills):
         file = write_config(folder, upstream, url, "closed")
@@ -258,7 +259,7 @@ async def _books(file: Path, folder: Path, kind: str, session: Session, bills: S
     ]
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- printing ---------------------------------------------------------------------------------------------------------
 
 
 def run(folder: Path) -> Iterator[Figure]:

@@ -1,9 +1,9 @@
-"""Measure how long the lists of sessions and calls take on a store with a million calls.
+"""Measure the latency of the lists of sessions and calls on a store with a million calls.
 
     python bench/lists.py [--store memory,sqlite,redis] [--calls 1000000] [--sessions 50000] [--keep FOLDER] [--json]
 
-Linux only. Redis is skipped without `redis-server`. See README.md for what is measured. Exit code 1 if a p95 is above
-100 ms.
+Linux only. Redis is skipped without `redis-server`. README.md describes the measurements. The exit code is 1 if a p95
+is above 100 ms.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ from gateway.stores.memory import MemoryStore
 
 SPAWN = multiprocessing.get_context("spawn")
 BAR_MS = 100.0
-#: settlements that are asked for at once while a store is filled
+#: concurrent settlements while a store is filled
 AT_ONCE = 256
-#: requests of a row, unless they take longer than this many seconds
+#: requests per row, unless they take longer than this many seconds
 REPEAT, MOST_S = 40, 4.0
-#: runs of a command
+#: runs per command
 RUNS = 5
-#: the calls lie in this many days; the last hundredth of them in one second, so that they overlap
+#: The calls are spread over this number of days; the last hundredth of them in one second, so that they overlap.
 DAYS, BURST_S = 20.0, 1.0
-#: the share of one session, and the number of sessions of the client key that has been idle since the first day
+#: share of the longest session in all calls; number of sessions of the client key that has been idle since the first
+#: day
 LONGEST, IDLE = 0.01, 20
 ADMIN, KEYS = "bench-key-of-the-admin", {"alice": "bench-key-of-alice", "idle": "bench-key-of-idle"}
 
@@ -66,13 +67,13 @@ ADMIN, KEYS = "bench-key-of-the-admin", {"alice": "bench-key-of-alice", "idle": 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a store is filled with."""
+    """The size of a filled store."""
 
     calls: int
     sessions: int
 
     def session(self, number: int) -> SessionKey:
-        """A tenth of the sessions is of one client key, a few are of one that was used at the beginning only."""
+        """Return the key of a session. A tenth has one client key; a few have a key that was used only at the start."""
         namespace = "idle" if number < IDLE else "alice" if number % 10 == 0 else OPEN_NAMESPACE
         return SessionKey(namespace, f"agent-{number:06d}-{number * 2654435761 % 2**32:08x}")
 
@@ -81,7 +82,7 @@ class Size:
         return self.session(self.sessions - 1)
 
     def records(self, ended_at: float) -> Iterator[CallRecord]:
-        """In the order in which they are settled; all sessions go on until the end."""
+        """Yield the records in the order of settlement; all sessions continue until the end."""
         dice, burst = random.Random(self.calls), self.calls // 100
         began, spread = ended_at - DAYS * 86_400, DAYS * 86_400 / self.calls
         for number in range(self.calls):
@@ -116,7 +117,7 @@ def _record(key: SessionKey, at: float, number: int, dice: random.Random) -> Cal
 
 
 async def fill(store: Store, size: Size, ended_at: float) -> None:
-    """Settle all calls, as a gateway does: what is stored is what its own calls leave."""
+    """Settle all calls like a gateway, so that the stored data is the same."""
     some, collected = list[CallRecord](), size.calls // 10 or 1
     for number, record in enumerate(size.records(ended_at), 1):
         some.append(record)
@@ -128,7 +129,7 @@ async def fill(store: Store, size: Size, ended_at: float) -> None:
 
 
 def fill_url(url: str, size: Size) -> None:
-    """Fill the store at this address, in a process of its own."""
+    """Fill the store at this address, in its own process."""
 
     async def filled() -> None:
         store = open_store(url)
@@ -158,7 +159,7 @@ def configuration(folder: Path, url: str) -> Path:
 
 @dataclass(frozen=True)
 class Server:
-    """Where a gateway listens, and its process."""
+    """The port of a gateway, and its process."""
 
     port: int
     pid: int
@@ -166,7 +167,7 @@ class Server:
 
 @contextlib.contextmanager
 def served(file: Path) -> Iterator[Server]:
-    """`gateway serve` with one worker."""
+    """Run `gateway serve` with one worker."""
     port = free_port()
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(file), "--port", str(port)]
     with (file.parent / "log").open("wb") as log:
@@ -181,7 +182,7 @@ def served(file: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def served_from_memory(file: Path, size: Size) -> Iterator[Server]:
-    """The same server in a process that has filled its own store."""
+    """Run the same server in a process that has filled its own store."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=serve_memory, args=(theirs, file, size))
     process.start()
@@ -196,7 +197,7 @@ def served_from_memory(file: Path, size: Size) -> Iterator[Server]:
 
 
 def serve_memory(parent: Connection, file: Path, size: Size) -> None:
-    """Fill a store in memory and serve it until its parent ends it."""
+    """Fill a store in memory and serve it until the parent process ends it."""
 
     def load() -> config.Loaded:
         return config.load(file, environment={})
@@ -221,7 +222,7 @@ def serve_memory(parent: Connection, file: Path, size: Size) -> None:
 
 
 def _wait_for(port: int, is_alive: Callable[[], bool]) -> None:
-    # A store of an older format is brought to the newest one first.
+    # A store of an older format is migrated first.
     end = time.monotonic() + 600
     while True:
         with contextlib.suppress(OSError):
@@ -234,7 +235,7 @@ def _wait_for(port: int, is_alive: Callable[[], bool]) -> None:
 
 
 class Client:
-    """Asks over one connection."""
+    """Send requests over one connection."""
 
     def __init__(self, server: Server, key: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
@@ -247,7 +248,7 @@ class Client:
         return response.status, response.read()
 
     def cpu(self) -> float:
-        """Seconds of CPU that the gateway has used."""
+        """Return the CPU seconds that the gateway has used."""
         return cpu_seconds(self._pid)
 
     def json(self, path: str) -> Any:
@@ -262,9 +263,9 @@ class Client:
 
 @dataclass(frozen=True)
 class Row:
-    """How long requests for one list took, in ms.
+    """The latency of requests for one list, in ms.
 
-    `cpu`: of the gateway's process, on average; `entries`: of the last answer, or of all pages.
+    `cpu`: of the gateway's process, on average; `entries`: of the last response, or of all pages.
     """
 
     what: str
@@ -301,7 +302,7 @@ def _entries(answer: bytes) -> int:
 
 
 def asked(store: str, client: Client, path: str, what: str, status: int = 200) -> Row:
-    """One address, over and over."""
+    """Request one address repeatedly."""
     seconds, answer, end, cpu = list[float](), b"", time.monotonic() + MOST_S, client.cpu()
     while len(seconds) < REPEAT and (len(seconds) < 2 or time.monotonic() < end):
         took, (code, answer) = _timed(lambda: client.get(path))
@@ -312,7 +313,7 @@ def asked(store: str, client: Client, path: str, what: str, status: int = 200) -
 
 
 def walked(store: str, client: Client, path: str, what: str) -> Row:
-    """All pages of a list, each once, from the first to the last."""
+    """Request all pages of a list once, from the first to the last."""
     seconds, total, cursor, end = list[float](), 0, "", time.monotonic() + 10 * MOST_S
     cpu = client.cpu()
     while time.monotonic() < end:
@@ -326,7 +327,7 @@ def walked(store: str, client: Client, path: str, what: str) -> Row:
 
 
 def lists(store: str, server: Server, size: Size) -> Iterator[Row]:
-    """Every list and page of the API."""
+    """Request every list and page of the API."""
     admin, alice, idle = Client(server, ADMIN), Client(server, KEYS["alice"]), Client(server, KEYS["idle"])
     callers = (("", admin), (", a client key", alice), (", an idle client key", idle))
     yield asked(store, admin, "/api/health", "health (no list)")
@@ -362,9 +363,9 @@ def lists(store: str, server: Server, size: Size) -> Iterator[Row]:
 
 
 def commands(store: str, file: Path, empty: Path, size: Size) -> Iterator[Row]:
-    """The CPU time of commands that read a store, each less that on an empty one, which is the start of Python.
+    """Measure the CPU time of commands that read a store, minus the time with an empty store (the start of Python).
 
-    The least of several runs: other work on the machine only adds to it.
+    The least of several runs counts, because other work on the machine only adds to it.
     """
     some = size.session(size.sessions // 2).shown(None)
     for words in (
@@ -385,7 +386,7 @@ def commands(store: str, file: Path, empty: Path, size: Size) -> Iterator[Row]:
 
 
 def _run(words: Sequence[str], file: Path) -> float:
-    """Seconds of CPU that a command took."""
+    """Return the CPU seconds of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "gateway", *words, "-c", str(file)]
     subprocess.run(command, check=False, capture_output=True, env=environment(), cwd=file.parent)
@@ -409,13 +410,13 @@ def measured(kind: str, folder: Path, size: Size) -> Iterator[Row]:
         with served(file) as server:
             yield from lists(kind, server, size)
         with served(without):
-            pass  # which makes the empty store
+            pass  # this creates the empty store
         yield from commands(kind, file, without, size)
 
 
 @contextlib.contextmanager
 def _sqlite(folder: Path, size: Size) -> Iterator[tuple[str, str]]:
-    """The addresses of a filled store and of an empty one."""
+    """Yield the addresses of a filled store and of an empty one."""
     path = folder / f"{size.calls}-{size.sessions}.db"
     url = f"sqlite://{path}"
     if not path.exists():
@@ -427,7 +428,7 @@ def _sqlite(folder: Path, size: Size) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _redis(folder: Path, size: Size) -> Iterator[tuple[str, str]]:
-    """The same. The server leaves what it has in its folder, and begins with what is there."""
+    """Yield the same for Redis. The server keeps its data in its folder and starts with what is stored there."""
     place = folder / f"{size.calls}-{size.sessions}"
     is_filled = (place / "dump.rdb").exists()
     if is_filled:

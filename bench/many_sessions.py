@@ -1,11 +1,11 @@
-"""What does a turn cost while many long sessions are at work in one worker? CPU time of the gateway process.
+"""Measure the CPU time of a turn while many long sessions are active in one worker.
 
     python bench/many_sessions.py [--sessions 8,32] [--tokens 100000] [--memory-mb 256] [--json]
 
-Linux. Each row is a fresh gateway with one worker in front of the built-in provider. So many
-sessions of so many tokens each are seen once; then all of them take turns, one after the other, so that a worker that
-forgets a session before it calls again has to work all of it out anew. Without a tight budget, and with one of half of
-each session's tokens, so that each was cut; in the three formats with messages. What a call costs includes forwarding.
+Linux. Each row is a fresh gateway with one worker in front of the built-in provider. The sessions are sent once. Then
+all of them take turns, one after the other, so that a worker that evicts a session before its next call has to process
+all of it again. Each row is measured without a tight budget, and with a budget of half of each session's tokens, so
+that each session is trimmed; in the three formats with messages. The cost of a call includes forwarding.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from context_work import CHAT, MESSAGES, RESPONSES, Script, Turn, body_of, call, gateway, spread
 
-#: turns of each session that are measured
+#: measured turns of each session
 TURNS = 4
-#: of an agent's text, about
+#: approximate bytes per token of an agent's text
 BYTES_A_TOKEN = 3.9
 
 
@@ -29,21 +29,21 @@ FORMS = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 
 @dataclass
 class Row:
-    """What the calls of a row took, in ms of CPU."""
+    """The cost of the calls of a row, in ms of CPU."""
 
     form: str
     cut: bool
     sessions: int
-    #: on average, when each session was seen first
+    #: average of the first call of each session
     first: float
     p50: float
     p95: float
-    #: of the process at the end, in MB
+    #: memory of the process at the end, in MB
     rss: float
 
 
 def history(number: int, tokens: int) -> tuple[Script, list[bytes]]:
-    """A session's messages, and what goes on from them."""
+    """Return the messages of a session, and a script that continues them."""
     script = Script(1_000 + number)
     messages, size = script.opening(), 0
     while size < tokens * BYTES_A_TOKEN:
@@ -54,7 +54,7 @@ def history(number: int, tokens: int) -> tuple[Script, list[bytes]]:
 
 
 def measured(name: str, sessions: int, tokens: int, memory_mb: float, *, cut: bool) -> Row:
-    """One row."""
+    """Measure one row."""
     path, budget = FORMS[name], tokens // 2 if cut else None
     playing = [history(number, tokens) for number in range(sessions)]
     with gateway(f"context: {{memory_mb: {memory_mb}}}") as running:
@@ -88,24 +88,24 @@ def main() -> None:
     parser.add_argument("--memory-mb", type=float, default=256, help="context.memory_mb")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--json", action="store_true")
-    told = parser.parse_args()
+    options = parser.parse_args()
     rows = list[Row]()
-    if not told.json:
-        print(f"sessions of {told.tokens:,} tokens in one worker, context.memory_mb {told.memory_mb:g}")
+    if not options.json:
+        print(f"sessions of {options.tokens:,} tokens in one worker, context.memory_mb {options.memory_mb:g}")
         print("CPU ms of a call")
         print(f"{'format':10} {'':5} {'sessions':>8} {'first':>7} {'p50':>7} {'p95':>7} {'RSS MB':>7}")
-    for name in told.forms.split(","):
+    for name in options.forms.split(","):
         for cut in (False, True):
-            for sessions in map(int, told.sessions.split(",")):
-                row = measured(name, sessions, told.tokens, told.memory_mb, cut=cut)
+            for sessions in map(int, options.sessions.split(",")):
+                row = measured(name, sessions, options.tokens, options.memory_mb, cut=cut)
                 rows.append(row)
-                if not told.json:
+                if not options.json:
                     print(
                         f"{row.form:10} {'cut' if cut else 'fits':5} {sessions:8} {row.first:7.1f} {row.p50:7.1f} "
                         f"{row.p95:7.1f} {row.rss:7.0f}",
                         flush=True,
                     )
-    if told.json:
+    if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
 
 

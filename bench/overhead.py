@@ -1,8 +1,8 @@
-"""What a call costs in the gateway: CPU, latency and memory, beside the same calls without it and through nginx.
+"""Measure the cost of a call in the gateway: CPU, latency and memory, compared with direct calls and with nginx.
 
     python bench/overhead.py [--gateway URL:PID] [--wire NAME] [--json]
 
-Linux, standard library only. See README.md for what is measured and how.
+Linux, standard library only. README.md describes the measurements.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-#: by format, where its calls go
+#: paths by format
 PATHS = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
     "messages": "/v1/messages",
     "embeddings": "/v1/embeddings",
 }
-FIXED_PORT = 9100  # of the upstream, where the gateway was started by somebody else
+FIXED_PORT = 9100  # of the upstream, for a gateway that is already running
 BACKLOG = 4096
 ANSWER_WITHIN_S = 60.0
-#: in a body or a stream, where the nonce of a call goes
+#: the place of the nonce of a call in a body or a stream
 NONCE = b"@@@@@@@@"
 SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`clients` connections, each making `calls` calls one after the other. `chunks` > 0: streams."""
+    """Load of `clients` connections, each making `calls` calls in sequence. `chunks` > 0: streams."""
 
     name: str
     clients: int
@@ -79,11 +79,11 @@ WORKLOADS = (
 )
 
 
-# --- bodies and answers: what the upstream sends and the load client expects ------------------------------------
+# --- bodies and responses: sent by the upstream and expected by the load client ----------------------------------
 
 
 def request_body(workload: Workload) -> bytes:
-    """A request; its nonce is replaced at each call by one of the same length."""
+    """Return a request; its nonce is replaced in each call by another of the same length."""
     words = random.Random(7).choices(("token", "session", "budget", "window", "answer", "tool", "of", "the"), k=200)
     text = " ".join(words)[:900]
     messages: list[dict[str, str]] = [{"role": "user", "content": text[: workload.body_bytes - 300]}]
@@ -115,7 +115,7 @@ def wire_of(path: str) -> str:
 
 
 def usage(body_bytes: int, chunks: int) -> dict[str, int]:
-    """The upstream's count; it shows that the whole body arrived."""
+    """Return the upstream's usage, which shows that the whole body arrived."""
     tokens_in, tokens_out = body_bytes // 4, chunks or 16
     return {"prompt_tokens": tokens_in, "completion_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
 
@@ -144,7 +144,7 @@ def whole_answer(wire: str, nonce: bytes, body_bytes: int) -> bytes:
 
 
 def events(wire: str, nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]:
-    """A stream: its chunks, as its API writes them, what begins and ends them, the usage."""
+    """Return a stream: its chunks in the format of its API, the events at its start and end, and the usage."""
     counts, words = usage(body_bytes, chunks), [f" word{number}" for number in range(chunks)]
     named = {"input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"]}
     if wire == "responses":
@@ -161,7 +161,7 @@ def events(wire: str, nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]
 
 
 def responses_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]) -> list[bytes]:
-    """With what OpenAI adds to hide how long its texts are."""
+    """Return a Responses stream, with the padding that OpenAI adds to hide the length of texts."""
     response = {"id": f"resp_{nonce}", "object": "response", "model": "bench", "output": []}
     item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
     text = {"type": "output_text", "text": "".join(words), "annotations": []}
@@ -183,7 +183,7 @@ def responses_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]
 
 
 def messages_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]) -> list[bytes]:
-    """As Anthropic writes them, but for the spaces by which it hides how long its texts are."""
+    """Return an Anthropic stream, without the spaces that hide the length of texts."""
     message = {"id": f"msg_{nonce}", "type": "message", "role": "assistant", "model": "bench", "content": []}
     begun: dict[str, Any] = {"type": "message_start", "message": {**message, "usage": {**counts, "output_tokens": 1}}}
     block: dict[str, Any] = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
@@ -203,14 +203,14 @@ def compact(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# --- the upstream, a process of its own -------------------------------------------------------------------------
+# --- the upstream, in its own process ----------------------------------------------------------------------------
 
 
 class Upstream(asyncio.Protocol):
-    """One connection: keep-alive HTTP/1.1, one request at a time."""
+    """A connection of the upstream: keep-alive HTTP/1.1, one request at a time."""
 
     #: (wire, chunks, body length) -> the events with the placeholder nonce, each framed as an HTTP chunk
-    templates: dict[tuple[str, int, int], list[bytes]] = {}  # noqa: RUF012  # shared by all connections on purpose
+    templates: dict[tuple[str, int, int], list[bytes]] = {}  # noqa: RUF012  # noqa: RUF012  # shared by all connections
 
     def __init__(self) -> None:
         self._seen = bytearray()
@@ -255,7 +255,7 @@ class Upstream(asyncio.Protocol):
         loop = asyncio.get_running_loop()
 
         def send(at: float, left: int) -> None:
-            """The next chunk, and with the last one the end; a chunk that is late does not delay later ones."""
+            """Send the next chunk, and the end with the last one; a late chunk does not delay later ones."""
             if left > 1:
                 self._transport.write(next(pieces))
                 loop.call_at(at + interval / 1000, send, at + interval / 1000, left - 1)
@@ -266,7 +266,7 @@ class Upstream(asyncio.Protocol):
 
 
 def run_upstream(listener: socket.socket, cpu: int | None) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is stopped."""
 
     async def serve() -> None:
         server = await asyncio.get_running_loop().create_server(Upstream, sock=listener, backlog=BACKLOG)
@@ -277,12 +277,12 @@ def run_upstream(listener: socket.socket, cpu: int | None) -> None:
         asyncio.run(serve())
 
 
-# --- the load, a process of its own -----------------------------------------------------------------------------
+# --- the load, in its own process --------------------------------------------------------------------------------
 
 
 @dataclass
 class Result:
-    """What a run of a workload saw at the client. `wrong`: the first of the answers that were not right."""
+    """The results of a workload at the client. `wrong`: the first wrong responses."""
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0
@@ -290,7 +290,7 @@ class Result:
 
 
 class Client(asyncio.Protocol):
-    """One connection that makes calls one after the other."""
+    """A connection that makes calls one after the other."""
 
     def __init__(self, workload: Workload, number: int, calls: int, result: Result) -> None:
         self.done = asyncio.get_running_loop().create_future()
@@ -369,7 +369,7 @@ def unchunked(data: bytes) -> bytes:
 
 
 def run_load(port: int, workload: Workload, calls: int) -> Result:
-    """Make a workload's calls; all connections are open before the first one is made."""
+    """Make the calls of a workload; all connections are opened before the first call."""
 
     async def load() -> Result:
         result, loop = Result(), asyncio.get_running_loop()
@@ -394,13 +394,13 @@ def run_load(port: int, workload: Workload, calls: int) -> Result:
 
 
 def pin(pid: int, cpu: int | None) -> None:
-    """Keep a process on one CPU; threads it starts later stay there too."""
+    """Keep a process on one CPU, including threads that it starts later."""
     if cpu is not None:
         os.sched_setaffinity(pid, {cpu})
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     found = [pid]
     for parent in found:
         for listed in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -410,7 +410,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process tree so far, by the nanosecond clock of each process."""
+    """Return the CPU time of a process tree so far, by the nanosecond clock of each process."""
     total = 0.0
     for member in tree(pid):
         with contextlib.suppress(OSError):
@@ -419,7 +419,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_mb(pid: int, what: str) -> float:
-    """`VmRSS` (now) or `VmHWM` (peak) of a process tree."""
+    """Return `VmRSS` (now) or `VmHWM` (peak) of a process tree."""
     total = 0
     for member in tree(pid):
         with contextlib.suppress(OSError):
@@ -442,14 +442,14 @@ def free_port() -> int:
 
 @dataclass
 class Target:
-    """Where calls are sent. `pid`: whose CPU and memory are measured; None: nobody's."""
+    """The target of calls. `pid`: the process whose CPU and memory are measured; None: no process."""
 
     port: int
     pid: int | None
 
 
 def running(text: str) -> Target:
-    """`http://127.0.0.1:PORT:PID`, of a gateway on this machine."""
+    """Return the target for `http://127.0.0.1:PORT:PID`, a gateway on this machine."""
     match = re.fullmatch(r"http://(?:127\.0\.0\.1|localhost):(\d+)/?:(\d+)", text)
     if match is None:
         raise argparse.ArgumentTypeError("write it as http://127.0.0.1:PORT:PID")
@@ -460,7 +460,7 @@ def running(text: str) -> Target:
 def started(
     command: list[str], port: int, cpu: int | None, log: Path, **options: Any
 ) -> Iterator[tuple[Target, float]]:
-    """A running server, and the seconds from its start to its first answer."""
+    """Yield a running server, and the seconds from its start to its first response."""
     with log.open("ab") as output:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, **options)
@@ -480,7 +480,7 @@ def started(
 
 
 def answers(port: int) -> bool:
-    """Whether a chat call is answered."""
+    """Return True if a chat call gets a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("POST", PATHS["chat"], request_body(WORKLOADS[0]), {"content-type": "application/json"})
@@ -493,7 +493,7 @@ def answers(port: int) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without settings of a gateway, and with the checkout this file is in."""
+    """Return our environment without settings of a gateway, and with the checkout of this file."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     paths = [str(ROOT)] if (ROOT / "gateway").is_dir() else []
     return {**kept, "PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -533,7 +533,7 @@ def nginx_command(program: str, upstream: int, port: int, folder: Path) -> list[
 
 @dataclass
 class Figures:
-    """A workload at one target. `cpu_us`: per call; None where no process was measured."""
+    """The results of a workload at one target. `cpu_us`: per call; None if no process was measured."""
 
     calls: int
     failed: int
@@ -551,7 +551,7 @@ def measure(target: Target, workload: Workload, load: Callable[..., Result]) -> 
     if target.pid:
         forget_peak(target.pid)
     result = load(target.port, workload, workload.calls)
-    time.sleep(0.2)  # what is done after an answer counts too
+    time.sleep(0.2)  # work after a response counts, too
     if result.failed:
         print(f"{workload.name}: {result.failed} wrong answers, the first: {result.wrong}", file=sys.stderr)
     times = sorted(result.seconds) or [float("nan")]
@@ -572,7 +572,7 @@ def measure_all(target: Target, workloads: Sequence[Workload], load: Callable[..
 
 
 def help_seconds() -> float:
-    """`gateway --help`, the median of five runs."""
+    """Return the seconds of `gateway --help`, the median of five runs."""
     runs = []
     for _ in range(5):
         began = time.perf_counter()
@@ -583,7 +583,7 @@ def help_seconds() -> float:
 
 @dataclass
 class Report:
-    """Everything measured. Seconds, MB, and figures by target and workload."""
+    """All measurements: seconds, MB, and figures by target and workload."""
 
     figures: dict[str, dict[str, Figures]] = field(default_factory=dict)
     first_answer_s: float | None = None
@@ -605,7 +605,7 @@ def measure_gateway(
     upstream: int,
     cpu: int | None,
 ) -> None:
-    """A gateway of our own: started three times, measured the last time."""
+    """Start a gateway three times, and measure it the last time."""
     starts = []
     for run in range(3):
         port = free_port()
@@ -659,7 +659,7 @@ def run(gateway: Target | None, workloads: Sequence[Workload]) -> Report:
     return report
 
 
-# --- telling ----------------------------------------------------------------------------------------------------
+# --- printing ----------------------------------------------------------------------------------------------------
 
 COLUMNS = (
     ("workload", 38),

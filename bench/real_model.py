@@ -1,11 +1,11 @@
-"""Twenty calls to a real model through the gateway: does the session's total equal what the model's server reported?
+"""Make twenty calls to a real model through the gateway, and compare the totals with the usage reported by its server.
 
     python bench/real_model.py --base-url http://127.0.0.1:8199
 
-Starts `gateway serve --upstream` on an empty SQLite store. A recorder between the gateway and the model's server keeps
-every answer as that server sent it, so that its own usage is known even where the client is not shown it (a stream
-without include_usage). The server must speak chat, completions, messages and responses, as llama.cpp's does. The chat
-calls need the openai SDK (`pip install '.[dev]'`). Exit code 1 where any two counts differ.
+Starts `gateway serve --upstream` with an empty SQLite store. A recorder between the gateway and the model's server
+stores every response as the server sent it, so that its usage is known even if the client does not see it (a stream
+without include_usage). The server must support chat, completions, messages and responses, as llama.cpp's does. The chat
+calls need the openai SDK (`pip install '.[dev]'`). The exit code is 1 if any two counts differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QUESTIONS = (
 
 
 class Tokens(NamedTuple):
-    """Input and output tokens, as the provider reported or as the gateway adds them up."""
+    """Input and output tokens, as reported by the provider or as added up by the gateway."""
 
     input: int = 0
     output: int = 0
@@ -53,11 +53,11 @@ class Tokens(NamedTuple):
         return f"{self.input:,}+{self.output:,}"
 
 
-# --- what the provider said -------------------------------------------------------------------------------------
+# --- the provider's reports --------------------------------------------------------------------------------------
 
 
 class Recorder(ThreadingHTTPServer):
-    """Passes every call on to `provider` and keeps the bodies of its answers."""
+    """Forward every call to `provider` and store the bodies of its responses."""
 
     daemon_threads = True
 
@@ -82,7 +82,7 @@ class _Pass(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         self.send_response(answer.status)
         self.send_header("content-type", answer.getheader("content-type") or "")
-        self.end_headers()  # HTTP/1.0: the end of the connection is the end of the answer
+        self.end_headers()  # HTTP/1.0: the end of the connection is the end of the response
         self.server.answers.append(b"")
         while piece := answer.read1(65536):
             self.server.answers[-1] += piece
@@ -91,7 +91,7 @@ class _Pass(BaseHTTPRequestHandler):
 
 
 def reported(answer: bytes) -> Tokens:
-    """The usage in an answer, whole or streamed, of any of the four APIs; the last figure of each kind counts."""
+    """Return the usage in a response of any of the four APIs, whole or streamed; the last value of each kind counts."""
     text = answer.decode()
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")] or [text]
     found = Tokens()
@@ -103,11 +103,14 @@ def reported(answer: bytes) -> Tokens:
 
 
 def _input(usage: dict[str, Any]) -> int:
-    apart = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's way: not inside input_tokens
+    apart = (
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+    )  # Anthropic: not in input_tokens
     return sum(usage.get(name) or 0 for name in ("prompt_tokens", "input_tokens", *apart))
 
 
-# --- what the gateway says --------------------------------------------------------------------------------------
+# --- the gateway's totals ----------------------------------------------------------------------------------------
 
 
 def shown(header: str | None) -> Tokens:
@@ -122,12 +125,12 @@ def stored(session: dict[str, Any]) -> Tokens:
 
 @contextlib.contextmanager
 def gateway(upstream: str, store: str) -> Iterator[str]:
-    """A running gateway's address."""
+    """Yield the address of a running gateway."""
     command = [sys.executable, "-m", "gateway", "serve", "--port", "0", "--upstream", upstream, "--store", store]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
-        # It must not wait for a reader of its log.
+        # The gateway must not block on a full pipe of its log.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         try:
             if "http://" not in first:
@@ -142,7 +145,7 @@ def gateway(upstream: str, store: str) -> Iterator[str]:
 
 
 class Made(NamedTuple):
-    """A call: what it was, and the session's total that the gateway showed with it."""
+    """A call: its kind, and the session's total that the gateway returned with it."""
 
     name: str
     total: Tokens
@@ -171,7 +174,7 @@ def chat(client: openai.OpenAI, question: str, *, stream: bool, ask: bool = Fals
 
 
 def raw(url: str, api: str, body: dict[str, Any], *, stream: bool) -> Made:
-    """A call as curl would make it; the total of a stream is that of the comment at its end."""
+    """Make a call as curl would; the total of a stream is in the comment at its end."""
     data = json.dumps({"model": MODEL, "stream": stream, **body}).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/{api}", data, HEADERS), timeout=300) as answer:
         text = answer.read().decode()

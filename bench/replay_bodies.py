@@ -1,12 +1,12 @@
-"""Recorded chat requests through the gateway: is what the provider receives what the client sent, byte for byte?
+"""Replay recorded chat requests through the gateway, and check that the provider receives the same bytes.
 
     python bench/replay_bodies.py FILE.jsonl
 
-Each line holds the body of a chat request, or an object with that body under "request"; a line whose "wire" is another
-API's than "openai_chat" is passed over. Every body is sent three times, in three spellings of JSON, to a gateway in
-front of the built-in provider, and compared there by its hash. One change is the gateway's job: a stream that does not
-ask for its usage is made to. It is checked to be the only one. Exit code 1 where anything else differs, a call fails,
-or the session's total is not what the provider counted.
+Each line holds the body of a chat request, or an object with that body under "request". Lines whose "wire" is another
+API than "openai_chat" are skipped. Every body is sent three times, in three spellings of JSON, to a gateway in front of
+the built-in provider, and compared there by its hash. One change is intended: the gateway adds include_usage to a
+stream that does not request its usage. The check verifies that it is the only change. The exit code is 1 if anything
+else differs, a call fails, or the session's total is not what the provider counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 def requests_of(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, body) of every chat request."""
+    """Yield (line number, body) of every chat request."""
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             row = json.loads(line) if line.strip() else {}
@@ -55,10 +55,10 @@ def asks_for_usage(body: dict[str, Any]) -> bool:
 
 
 def only_asks_for_usage(sent: bytes, received: bytes) -> bool:
-    """Whether the one difference is stream_options.include_usage, set on a stream that lacks it.
+    """Return True if the only difference is stream_options.include_usage, set on a stream that lacks it.
 
-    Everything else has to be there in the same order, numbers as they were spelled; only the space between the
-    outermost keys may differ.
+    Everything else has to be in the same order, with numbers in the same spelling. Only the space between the outermost
+    keys may differ.
     """
     before, after = (json.loads(body, parse_float=str, parse_int=str) for body in (sent, received))
     if not before.get("stream") or asks_for_usage(before) or not asks_for_usage(after):
@@ -71,7 +71,7 @@ def only_asks_for_usage(sent: bytes, received: bytes) -> bool:
 
 
 class Replay:
-    """Sends bodies and keeps count."""
+    """Send bodies and count the results."""
 
     def __init__(self, gateway: str, provider: MockServer) -> None:
         self._connection = http.client.HTTPConnection(gateway.removeprefix("http://"), timeout=60)
@@ -99,7 +99,7 @@ class Replay:
         return "usage asked for" if only_asks_for_usage(body, received.body) else "changed"
 
     def total(self) -> int:
-        """The session's tokens, as the gateway tells them."""
+        """Return the session's tokens, as the gateway reports them."""
         self._connection.request("GET", f"/api/sessions/{SESSION}")
         tokens: int = json.loads(self._connection.getresponse().read())["cumulative_token_usage"]["total_tokens"]
         return tokens

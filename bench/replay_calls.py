@@ -1,15 +1,15 @@
-"""Recorded calls through the gateway: does each side receive what the other sent, and are the totals what was reported?
+"""Replay recorded calls through the gateway: compare requests, responses and totals with the recordings.
 
     python bench/replay_calls.py FILE_OR_FOLDER ...
 
-Reads the cassettes in which test suites keep real calls to providers: YAML or JSON of vcrpy, VCR (Ruby) and go-vcr.
-Each recorded POST to one of the five paths of models is made again, in a session of its own, to a gateway in front of a
-server that answers what was recorded; streams are cut into pieces of random sizes (always the same ones). An answer
-that was made in the background is fetched as often as it was then. Compared are the request that arrives there, the
-answers that come back, and the session's tokens with the `usage` in the last of them.
+Reads the cassettes in which test suites store real calls to providers: YAML or JSON of vcrpy, VCR (Ruby) and go-vcr.
+Each recorded POST to one of the five model paths is made again, in its own session, to a gateway in front of a server
+that sends the recorded responses. Streams are split into chunks of random sizes, the same ones on each run. A
+background response is fetched as often as in the recording. The script compares the request that arrives, the responses
+that come back, and the session's tokens with the `usage` in the last response.
 
-Two changes are the gateway's job: a stream that does not ask for its usage is made to, and is given back without it,
-and the session's totals stand in a comment before its end. Exit code 1 where anything else differs.
+Two changes are intended: the gateway requests the usage of a stream that does not, and removes it again; and it adds
+the session's totals in a comment before the end of a stream. The exit code is 1 if anything else differs.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from gateway.server.serving import ServerThread, make_config
 
 PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
 SUFFIXES = {".yaml", ".yml", ".json"}
-#: which call it is, for the server that answers it
+#: header with the id of the call, for the server that responds to it
 MARK = "x-recorded-call"
-#: what the gateway writes before a stream's end
+#: the comment that the gateway adds before the end of a stream
 COMMENT = re.compile(rb"(?m)(?:^: x-[^\n]*\n)+\n")
 OK = http.client.OK
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call as it stands in a cassette. `tokens`: (input, output) as reported, None where they were not.
+    """A call in a cassette. `tokens`: (input, output) as reported, None if they were not.
 
-    `fetched`: where an answer that is made in the background was asked for, and what came each time.
+    `fetched`: the path of a background response, and its body each time it was fetched.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Recorded:
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML with the names of classes that Python and Ruby write into it; the values are taken as they stand."""
+    """A YAML loader that ignores the class names of Python and Ruby; the values are used unchanged."""
 
 
 def _plain(loader: Any, _suffix: str, node: Any) -> Any:
@@ -87,7 +87,7 @@ Loader.add_multi_constructor("tag:yaml.org,2002:python", _plain)
 
 
 def recorded_in(paths: list[Path]) -> Iterator[Recorded]:
-    """Every call of every cassette, each once."""
+    """Yield every call of every cassette once."""
     seen = set[str]()
     for path in paths:
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
@@ -111,45 +111,45 @@ def interactions_of(file: Path) -> list[Any]:
 
 
 def read(interaction: Any, source: str) -> Recorded | None:
-    """A call to a model whose answer was kept as it came; None for any other."""
+    """Return a call to a model whose response was stored unchanged; None for any other."""
     if not isinstance(interaction, dict):
         return None
-    asked, told = interaction.get("request"), interaction.get("response")
-    if not isinstance(asked, dict) or not isinstance(told, dict) or str(asked.get("method")).upper() != "POST":
+    asked, response = interaction.get("request"), interaction.get("response")
+    if not isinstance(asked, dict) or not isinstance(response, dict) or str(asked.get("method")).upper() != "POST":
         return None
     path = urlsplit(str(asked.get("uri") or asked.get("url") or "")).path
     known = next((known for known in PATHS if path.endswith(f"/{known}")), None)
-    status = told.get("status", told.get("status_code", told.get("code")))
+    status = response.get("status", response.get("status_code", response.get("code")))
     status = status.get("code") if isinstance(status, dict) else status
-    body, answer = (bytes_of(side.get("body", side.get("parsed_body"))) for side in (asked, told))
+    body, answer = (bytes_of(side.get("body", side.get("parsed_body"))) for side in (asked, response))
     fields = json_of(body)
     if known is None or not isinstance(status, int) or not answer or not fields or "model" not in fields:
         return None
     is_stream = answer.lstrip().startswith((b"data:", b"event:", b": "))
     if is_stream != (fields.get("stream") is True) and status == OK:
-        return None  # a client's own form of the answer
+        return None  # the client's own form of the response
     call_id = blake2b(body + b"\0" + answer, digest_size=12).hexdigest()
     return Recorded(call_id, source, known, body, status, answer, is_stream, reported(answer, is_stream=is_stream))
 
 
 def with_what_was_fetched(call: Recorded, interactions: list[Any]) -> Recorded:
-    """A call that was answered in the background, with the answers to the requests for its answer."""
+    """Return a background call with the responses of its fetches."""
     answer = json_of(call.answer)
     if call.path != "responses" or answer.get("status") not in {"queued", "in_progress"}:
         return call
     found = []
     for interaction in interactions:
-        asked, told = interaction["request"], interaction["response"]
+        asked, response = interaction["request"], interaction["response"]
         where = urlsplit(str(asked.get("uri") or asked.get("url") or ""))
         if str(asked.get("method")).upper() == "GET" and where.path.endswith(f"/responses/{answer['id']}"):
             path = f"responses/{answer['id']}?{where.query}".removesuffix("?")
-            found.append((path, bytes_of(told.get("body", told.get("parsed_body")))))
+            found.append((path, bytes_of(response.get("body", response.get("parsed_body")))))
     tokens = reported(found[-1][1], is_stream=False) if found else call.tokens
     return replace(call, fetched=tuple(found), tokens=tokens)
 
 
 def bytes_of(body: Any) -> bytes:
-    """A body as the three kinds of cassettes keep it."""
+    """Return a body from the forms of the three kinds of cassettes."""
     if isinstance(body, dict) and ("string" in body or "base64_string" in body):
         compressed = body.get("base64_string")
         body = base64.b64decode(compressed) if compressed is not None else body["string"]
@@ -168,12 +168,14 @@ def json_of(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# --- what was reported: read in the plainest way, so that it owes nothing to the gateway ------------------------------
+# --- reported usage, read without code of the gateway --------------------------------------------------------------
 
 
 def reported(answer: bytes, *, is_stream: bool) -> tuple[int | None, int | None]:
-    """Input and output tokens. In a stream the last word on each counts, but for the input at an Anthropic stream's end
-    where that is 0, and the output at its beginning."""
+    """Return input and output tokens; in a stream the last value of each counts.
+
+    Two values of an Anthropic stream are ignored: an input of 0 at its end, and the output at its start.
+    """
     if not is_stream:
         return sides(json_of(answer).get("usage"))
     tokens: list[int | None] = [None, None]
@@ -190,7 +192,7 @@ def reported(answer: bytes, *, is_stream: bool) -> tuple[int | None, int | None]
 
 
 def without_usage(stream: bytes) -> bytes:
-    """A chat stream without the chunk that has nothing but the usage, which its client did not ask for."""
+    """Return a chat stream without the chunk that has only the usage, which its client did not request."""
     events = re.split(rb"(?<=\n\n)", stream)
     return b"".join(event for event in events if not _is_usage(json_of(event.removeprefix(b"data:"))))
 
@@ -216,7 +218,7 @@ def sides(usage: Any) -> tuple[int | None, int | None]:
 
 
 class Replay:
-    """Answers what was recorded, and keeps what it was asked."""
+    """Respond with the recordings, and store the requests."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Recorded] = {}

@@ -1,9 +1,9 @@
-"""What do steps cost a call? And the transcript of the example in docs/guides/restrict-tools.md.
+"""Measure the cost of steps per call, and write the transcript of the example in docs/guides/restrict-tools.md.
 
     python bench/steps.py [--json]
-    python bench/steps.py --transcript      # writes the marked block of docs/guides/restrict-tools.md anew
+    python bench/steps.py --transcript   # rewrites the marked block of docs/guides/restrict-tools.md
 
-See README.md for what is measured and how. Exit code 1 where a bar is missed.
+README.md describes the measurements. The exit code is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ EVALUATION = ROOT / "config/steps/evaluation.yaml"
 DOCUMENT = ROOT / "docs/guides/restrict-tools.md"
 BEGIN, END = "<!-- transcript: python bench/steps.py --transcript -->", "<!-- end of transcript -->"
 PAIRS, WARM_UP = 3_000, 300
-#: One in so many pairs counts, those that took least: other work on the machine only adds to them.
+#: One in this many pairs counts, namely the fastest ones: other work on the machine only adds to them.
 QUIET = 5
 BAR_US = 50.0
 
 
-# --- what is called ---------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def tool(name: str) -> dict[str, Any]:
-    """About 400 bytes, as tools of agents have them."""
+    """Return a tool of about 400 bytes, as agents have them."""
     text = f"Use this when the task asks to {name.replace('_', ' ')} something; say what and why, in short words."
     properties = {
         "path": {"type": "string", "description": "Where it is, from the root of the project."},
@@ -101,7 +101,7 @@ def answer(tool_used: str | None) -> bytes:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of call. `tools` of the request; `used` by answers, by turns; `allowed`: `allowed_tools` is known."""
+    """A kind of call. `tools` of the request; `used` by responses, in turn; `allowed`: `allowed_tools` is supported."""
 
     name: str
     steps: Sequence[Mapping[str, Any]]
@@ -116,7 +116,7 @@ class Kind:
         return json.dumps({**BODY, **tools}).encode()
 
 
-#: An agent calls now this tool and now that: were it always the same, what is remembered would soon stand still.
+#: The agent calls different tools in turn. With the same tool every time, the stored state would soon stop changing.
 USED = ("read_a", "list_b", "read_c")
 KINDS = (
     Kind("no tools", STEPS),
@@ -134,7 +134,7 @@ KINDS = (
 
 @dataclass
 class Whole:
-    """The answer of an upstream that is not there."""
+    """The response of a fake upstream."""
 
     body: bytes
     status: int = 200
@@ -145,7 +145,7 @@ class Whole:
 
 
 class Upstream:
-    """Answers at once."""
+    """Respond at once."""
 
     body = b""
 
@@ -174,7 +174,7 @@ def settings_of(folder: Path, store: str = "sqlite", **keys: Any) -> config.Sett
 
 @asynccontextmanager
 async def gateway_of(settings: config.Settings, upstream: Upstream) -> AsyncIterator[Gateway]:
-    """A pipeline as a worker has it, with its store, and without server and network."""
+    """Yield a pipeline as in a worker, with its store, without server and network."""
     store = resources.open_store(settings)
     loaded = config.Loaded(settings, None, {})
     worker = Worker(store, settings, lambda: loaded)
@@ -212,7 +212,7 @@ async def cpu_us(gateway: Gateway, body: bytes, session: str) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """CPU of a call in µs, medians: without steps, and what steps add in the same pairs. `spread`: of what they add."""
+    """Median CPU of a call in µs: without steps, and the addition of steps in the same pairs, with its `spread`."""
 
     kind: str
     without_us: float
@@ -226,7 +226,7 @@ class Figure:
 
 
 async def measured(kind: Kind, pairs: int) -> Figure:
-    """The same call through two gateways, by turns; which of them goes first is drawn."""
+    """Make the same call through two gateways in turn; a random one goes first."""
     upstream, body, draw = Upstream(), kind.body, random.Random(7)
     answers = [answer(tool) for tool in kind.used]
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
@@ -256,7 +256,7 @@ async def measured(kind: Kind, pairs: int) -> Figure:
 
 
 async def unused_us(pairs: int) -> Figure:
-    """What the three looks for steps cost where none are configured."""
+    """Return the cost of the three checks for steps if none are configured."""
     with tempfile.TemporaryDirectory() as folder:
         async with gateway_of(settings_of(Path(folder)), upstream := Upstream()) as gateway:
             upstream.body = answer("read_a")
@@ -290,7 +290,7 @@ TASK = "Please evaluate the draft."
 
 @contextmanager
 def served(upstream: str, folder: Path) -> Iterator[str]:
-    """The address of a gateway whose agent "writer" has the steps of the example."""
+    """Yield the address of a gateway whose agent "writer" has the steps of the example."""
     file = folder / "gateway.yaml"
     keys = {
         "providers": {"upstream": {"base_url": upstream, "auth": "none", "allowed_tools": True}},
@@ -316,8 +316,8 @@ def served(upstream: str, folder: Path) -> Iterator[str]:
         yield server.url
 
 
-def told(body: bytes) -> str:
-    """What the provider is told of the tools, in short."""
+def offered_tools(body: bytes) -> str:
+    """Return a short form of the tools that the request offers to the model."""
     sent = json.loads(body)
     choice = sent.get("tool_choice", "auto")
     if isinstance(choice, str):
@@ -330,8 +330,8 @@ def told(body: bytes) -> str:
 
 
 def transcript() -> str:
-    """An agent's run through the example: what each call was told, what the model called, where that led."""
-    import openai  # noqa: PLC0415  # only this needs it
+    """Return an agent's run through the example: the offered tools, the tool called, and the next step."""
+    import openai  # noqa: PLC0415  # noqa: PLC0415  # only this function needs it
 
     rows = [("call", "tool choice that is sent", "the model calls", "step after the call", "due next")]
     with MockServer() as mock, tempfile.TemporaryDirectory() as folder, served(mock.url, Path(folder)) as url:
@@ -350,7 +350,7 @@ def transcript() -> str:
             rows.append(
                 (
                     str(number),
-                    told(mock.provider.calls[-1].body),
+                    offered_tools(mock.provider.calls[-1].body),
                     names or "no tool: it answers",
                     f"`{step}`",
                     f"entry {int(index) + 1}" if index is not None else "",
@@ -365,7 +365,7 @@ def transcript() -> str:
 
 
 def with_transcript(text: str, block: str) -> str:
-    """The document with this block between its marks."""
+    """Return the document with this block between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:

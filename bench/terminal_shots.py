@@ -1,9 +1,9 @@
-"""A picture of a terminal for docs/start.md: `gateway top` beside agents at work, a raised budget, the largest ones.
+"""Draw a terminal for docs/start.md: `gateway top` while agents work, a raised budget, the largest sessions.
 
     python bench/terminal_shots.py [--out docs/img/terminal.svg]
 
-The agents of dashboard_shots.py play against a gateway in front of the built-in provider, all at once. The commands
-run in a terminal of their own, and what they write there is drawn. Linux; needs `pip install '.[dev]'`.
+The agents of dashboard_shots.py run concurrently against a gateway in front of the built-in provider. The commands run
+in a separate terminal, and their output is drawn. Linux; needs `pip install '.[dev]'`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from gateway.mock.server import MockServer
 
 WIDTH, HEIGHT = 112, 40
 WATCHED_S = 6.0
-#: what rich's Live writes between two pictures of a table
+#: what rich's Live writes between two states of a table
 _BETWEEN = re.compile(r"(?:\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[lh])+")
 _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def run(store: Path, *arguments: str, for_s: float = 60.0) -> str:
-    """What the command writes on a terminal until it ends, or is ended with Ctrl-C after this time."""
+    """Return what the command writes to a terminal until it ends, or is stopped with Ctrl-C after this time."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     environment = {
@@ -57,7 +57,7 @@ def run(store: Path, *arguments: str, for_s: float = 60.0) -> str:
         stdout=theirs,
         stderr=theirs,
         env=environment,
-        cwd=store.parent,  # where no gateway.yaml is
+        cwd=store.parent,  # a folder without gateway.yaml
     )
     os.close(theirs)
     until, written = time.monotonic() + for_s, b""
@@ -77,20 +77,20 @@ def run(store: Path, *arguments: str, for_s: float = 60.0) -> str:
 
 
 def busiest(written: str) -> str:
-    """Of all that a live table drew, the last picture that has nearly as much in it as any."""
+    """Return the last state of a live table that has nearly as many rows as any."""
     pictures = [(len(part.split()), part) for part in _BETWEEN.split(written)]
     most, _ = max(pictures)
     return [part for size, part in pictures if size > most - 4][-1]
 
 
 def draw(screens: list[tuple[str, str]], file: Path) -> None:
-    """Commands and what they wrote, one below the other."""
+    """Draw commands and their output, one below the other."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for command, written in screens:
         console.print(Text.assemble(("$ ", "green"), (command, "bold")))
         console.print(Text.from_ansi(written.rstrip()), end="\n\n")
     picture = console.export_svg(title="LLM session gateway", unique_id="terminal")
-    # A page in a repository loads nothing from elsewhere: the reader's own monospaced font is used.
+    # A page in a repository loads nothing from other hosts, so the reader's own monospaced font is used.
     file.write_text(_FONTS.sub("", picture), "utf-8")
 
 

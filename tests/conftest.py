@@ -111,8 +111,7 @@ def gateway(shared_gateway: GatewayThread, mock: MockProvider) -> GatewayThread:
     """Return a shared gateway with default settings in front of the built-in provider.
 
     Tests share it, so each names its own session. The model "priced" costs 1 USD per million input tokens and 10 USD
-    per
-    million output tokens. No other model has a price.
+    per million output tokens. No other model has a price.
     """
     return shared_gateway
 

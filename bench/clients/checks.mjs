@@ -1,16 +1,16 @@
-// What the Node scripts here share: where the gateway is, how a check is reported, and the audit of totals.
+// Shared code of the Node scripts: the gateway's address, the report of a check, and the audit of totals.
 import assert from "node:assert/strict";
 
 const env = process.env;
 export const GATEWAY = env.GATEWAY_URL ?? "http://127.0.0.1:8484";
 const PROVIDER = env.PROVIDER_URL ?? "http://127.0.0.1:9100";
 export const KEY = env.GATEWAY_KEY ?? "none";
-export const ONCE_KEY = env.GATEWAY_ONCE_KEY ?? "none"; // may be used once a minute
+export const ONCE_KEY = env.GATEWAY_ONCE_KEY ?? "none"; // can be used once per minute
 const ADMIN_KEY = env.GATEWAY_ADMIN_KEY ?? "none";
 export const WRONG_KEY = "not-a-key-of-this-gateway";
 
 export const MODEL = "mock-small";
-// The client key may not use the first, so the gateway says 404; the provider does not have the second.
+// The client key may not use the first model, so the gateway returns 404. The provider does not have the second.
 export const FORBIDDEN_MODEL = "forbidden-model";
 export const MISSING_MODEL = "missing-model";
 export const TOTALS = "x-session-cumulative-token-usage";
@@ -33,7 +33,7 @@ async function get(url, key) {
   return answer.json();
 }
 
-// What the gateway has settled in all sessions, what the provider billed, and what is still held.
+// Returns the settled tokens of all sessions, the tokens that the provider billed, and the held tokens.
 async function audit() {
   const { sessions } = await get(`${GATEWAY}/api/sessions?limit=1000`, ADMIN_KEY);
   const used = sessions.map((session) => session.cumulative_token_usage);
@@ -47,7 +47,7 @@ async function audit() {
   };
 }
 
-// Waits until the totals are even and nothing is held; fails where that does not come about.
+// Waits until the totals are equal and nothing is held; fails if that does not happen.
 export async function settled() {
   const deadline = Date.now() + 20_000;
   for (;;) {
@@ -64,7 +64,7 @@ export function checkTotals(text) {
   assert.ok(shown.totalTokens > 0 && shown.totalTokens === shown.promptTokens + shown.completionTokens, text);
 }
 
-// What a call throws, which must be of this class.
+// Returns the error that a call throws; it must be of this class.
 export async function failure(call, kind) {
   try {
     await call();
@@ -75,7 +75,7 @@ export async function failure(call, kind) {
   throw new assert.AssertionError({ message: `no ${kind.name}` });
 }
 
-// Run each check and report a line for it; exit code 1 where one failed. `{ "chat stream": async () => … }`
+// Runs each check and reports a line for it; the exit code is 1 if one failed. `{ "chat stream": async () => … }`
 export async function run(checks) {
   let failed = false;
   for (const [check, work] of Object.entries(checks)) {

@@ -1,6 +1,6 @@
-"""What the Python scripts here share: where the gateway is, how a check is reported, and the audit of totals.
+"""Shared code of the Python scripts: the gateway's address, the report of a check, and the audit of totals.
 
-Standard library only: each script runs in an environment that holds its client and nothing of the gateway.
+Standard library only: each script runs in an environment that has its client and nothing of the gateway.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from typing import Any, NamedTuple
 GATEWAY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:8484")
 PROVIDER = os.environ.get("PROVIDER_URL", "http://127.0.0.1:9100")
 KEY = os.environ.get("GATEWAY_KEY", "none")
-#: a client key that may be used once a minute
+#: a client key that can be used once per minute
 ONCE_KEY = os.environ.get("GATEWAY_ONCE_KEY", "none")
 ADMIN_KEY = os.environ.get("GATEWAY_ADMIN_KEY", "none")
 WRONG_KEY = "not-a-key-of-this-gateway"
 
 MODEL = "mock-small"
-#: the client key may not use it, so the gateway says 404; the provider does not have the other, and says so itself
+#: The client key may not use the first model, so the gateway returns 404. The provider does not have the second, and
+#: returns 404 itself.
 FORBIDDEN_MODEL, MISSING_MODEL = "forbidden-model", "missing-model"
 TOTALS = "x-session-cumulative-token-usage"
-#: for the built-in provider: a stream that takes two seconds, and faults without any delay
+#: for the built-in provider: a stream that takes two seconds; faults come without delay
 SLOW = {"x-mock": "chunks=40;interval=0.05"}
 SLOW_CHUNKS = 40
 NO_BUDGET = {"x-session-budget-tokens": "1"}
@@ -44,19 +45,19 @@ WEATHER_SCHEMA: dict[str, Any] = {
 
 
 def fault(status: int) -> dict[str, str]:
-    """The header that makes the built-in provider answer with this status."""
+    """Return the header that makes the built-in provider respond with this status."""
     return {"x-mock": f"status={status}"}
 
 
 class Tokens(NamedTuple):
-    """Input and output."""
+    """Input and output tokens."""
 
     input: int
     output: int
 
 
 class Audit(NamedTuple):
-    """What the gateway has settled in all sessions beside what the provider billed, and what is still held."""
+    """The settled tokens of all sessions, the tokens that the provider billed, and the number of holds."""
 
     settled: Tokens
     billed: Tokens
@@ -74,20 +75,20 @@ class Audit(NamedTuple):
 
 
 def get(url: str, key: str = "") -> Any:
-    """The JSON at an address."""
+    """Return the JSON at an address."""
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     with urllib.request.urlopen(request, timeout=_WITHIN_S) as answer:
         return json.load(answer)
 
 
 def sessions() -> list[dict[str, Any]]:
-    """All sessions of the gateway."""
+    """Return all sessions of the gateway."""
     found: list[dict[str, Any]] = get(f"{GATEWAY}/api/sessions?limit=1000", ADMIN_KEY)["sessions"]
     return found
 
 
 def audit() -> Audit:
-    """The present state."""
+    """Return the present state."""
     listed = sessions()
     used = [session["cumulative_token_usage"] for session in listed]
     settled = Tokens(sum(one["input_tokens"] for one in used), sum(one["output_tokens"] for one in used))
@@ -97,7 +98,7 @@ def audit() -> Audit:
 
 
 def settled() -> Audit:
-    """The state once the totals are even and nothing is held; fails where that does not come about."""
+    """Return the state once the totals are equal and nothing is held; fail if that does not happen."""
     deadline = time.monotonic() + _WITHIN_S
     while not (found := audit()).even:
         assert time.monotonic() < deadline, str(found)
@@ -106,14 +107,14 @@ def settled() -> Audit:
 
 
 def check_totals(text: object) -> None:
-    """Whether a header has a session's totals in it."""
+    """Check that a header has the totals of a session."""
     assert isinstance(text, str), f"no {TOTALS}"
     shown = json.loads(text)
     assert shown["totalTokens"] == shown["promptTokens"] + shown["completionTokens"] > 0, text
 
 
 def failure(call: Callable[[], Any], kind: type[BaseException]) -> Any:
-    """What a call raises, which must be of exactly this class or one below it."""
+    """Return the exception that a call raises; it must be of this class or a subclass."""
     try:
         result = call()
     except kind as error:
@@ -122,7 +123,7 @@ def failure(call: Callable[[], Any], kind: type[BaseException]) -> Any:
 
 
 def run(*checks: Callable[[], Any]) -> None:
-    """Run each check, sync or async, and report a line for it; exit code 1 where one failed.
+    """Run each check, sync or async, and report a line for it; the exit code is 1 if one failed.
 
     A check is named by its function: `chat_stream` is "chat stream".
     """
@@ -132,7 +133,7 @@ def run(*checks: Callable[[], Any]) -> None:
             result = check()
             if inspect.iscoroutine(result):
                 asyncio.run(result)
-        except Exception as error:  # noqa: BLE001  # whatever a client raises is a failed check
+        except Exception as error:  # noqa: BLE001  # noqa: BLE001  # any exception of a client is a failed check
             traceback.print_exc()
             failed = True
             _report(check.__name__, error)

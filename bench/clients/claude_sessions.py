@@ -1,4 +1,4 @@
-"""Do long sessions of the real Claude Code survive trimming on models that bind thinking to its prefix?
+"""Play long sessions of the real Claude Code with trimming, on models that bind thinking to its prefix.
 
     python bench/clients/claude_sessions.py [SCENARIO ...] [--model NAME ...] [--turns 36] [--claude FILE] [--json]
     python bench/clients/claude_sessions.py --list
@@ -48,15 +48,15 @@ BUDGET, BUDGET_WITH_ALL_TOOLS = 32_000, 50_000
 SESSION_BUDGET = 1_200_000
 TWO_TOOLS, ALL_TOOLS = ("--tools=Read,Bash",), ()
 RUNS_S, SETTLES_S = 600.0, 20.0
-#: headers that differ between two runs of Claude Code, or that the gateway sets for the connection of its own
+#: headers that differ between two runs of Claude Code, or that the gateway sets for its own connection
 OWN_HEADERS = {"content-length", "host", "x-claude-code-session-id", "accept-encoding", "connection", "x-api-key"}
-#: a field that names the session
+#: a field with the session's name
 OWN_FIELDS = {"metadata"}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """How one session is played.
+    """The settings of one session.
 
     Attributes:
         settings: of the gateway.
@@ -84,7 +84,7 @@ class Scenario:
 
 
 LOW = {"context": {"budget": BUDGET}}
-#: After Bash only Read may be called, so Bash is withdrawn and offered again all the time.
+#: After Bash, only Read is allowed, so Bash is withdrawn and offered again repeatedly.
 STEPS = [
     {"name": "read", "conditions": [{"sequence_match": ["Bash"]}], "available_tools": {"allowed": ["Read"]}},
     {"name": "any", "is_default": True},
@@ -94,8 +94,8 @@ SCENARIOS = {
     "context budget": Scenario(LOW),
     "context budget, all tools": Scenario({"context": {"budget": BUDGET_WITH_ALL_TOOLS}}, arguments=ALL_TOOLS),
     "context budget, resumed twice": Scenario(LOW, prompts=(PROMPT,) * 3),
-    # Claude Code changes its own history, and removes its thinking once that is refused. It also changes a beta and
-    # the first block of the system prompt. Both are the same without a gateway.
+    # Claude Code changes its own history, and removes its thinking after a refusal. It also changes a beta and the
+    # first block of the system prompt. Both are the same without a gateway.
     "context budget, compacted": Scenario(
         LOW, prompts=(PROMPT, COMPACT, PROMPT), refusals=1, changed=frozenset({"anthropic-beta", "system"})
     ),
@@ -112,7 +112,7 @@ SCENARIOS = {
     ),
     "steps": Scenario({"steps": STEPS}, changed=frozenset({"anthropic-beta"}), is_trimmed=False),
     "steps and context budget": Scenario({**LOW, "steps": STEPS}, changed=frozenset({"anthropic-beta"})),
-    # What Claude Code sends is bound to what the first gateway sent. Claude Code removes its thinking itself.
+    # The thinking is bound to what the first gateway sent. Claude Code removes its thinking itself.
     "store lost, budget removed": Scenario(LOW, prompts=(PROMPT,) * 2, later={}, refusals=1),
     "store lost, same budget": Scenario(LOW, prompts=(PROMPT,) * 2, later=LOW),
 }
@@ -120,7 +120,7 @@ SCENARIOS = {
 
 @dataclass
 class Row:
-    """One session. `kept`: share of the thinking blocks received that was sent; `wrong`: checks that failed."""
+    """One session. `kept`: share of the received thinking blocks that was sent; `wrong`: failed checks."""
 
     scenario: str
     model: str
@@ -136,7 +136,7 @@ class Row:
 
 
 class Claude:
-    """Claude Code with a home and a project folder of its own."""
+    """Claude Code with its own home and project folders."""
 
     def __init__(self, binary: str, folder: Path, model: str, scenario: Scenario) -> None:
         self.project = folder / "project"
@@ -157,7 +157,7 @@ class Claude:
         }
 
     def say(self, base_url: str, prompt: str, *, is_resumed: bool) -> dict[str, Any]:
-        """Return what it reports of one run, with its exit code."""
+        """Run Claude Code and return its report, with its exit code."""
         session = "--resume" if is_resumed else "--session-id"
         done = subprocess.run(
             [*self._command, session, self._session, "--", prompt],
@@ -177,11 +177,11 @@ class Claude:
 
 
 def script(turns: int, project: Path, *, first: int = 0, subagent: int = 0) -> Iterator[Turn]:
-    """Yield turns that think and call tools, and a last one that does not; the files to be read are made."""
+    """Yield turns that think and call tools, and a last one that does not; create the files that are read."""
     for number in range(first + 1, first + turns):
         calls = [_read(project, number)] if number % 3 else [_echo(number)]
         if number % 7 == 0:
-            # Tools are called in parallel at times.
+            # Tools are sometimes called in parallel.
             calls.append(_echo(number))
         yield Turn(f"I look at part {number}.", thinking=(_thought(number),), tool_calls=tuple(calls))
         if subagent and number == first + turns // 2:
@@ -219,7 +219,7 @@ def played(name: str, model: str, binary: str, turns: int) -> Row:
             if settings is not None
         ]
         direct = _sent_directly(Claude(binary, _new(folder / "session"), model, scenario))
-        # The system prompt names the folder, so it is used again.
+        # The system prompt names the folder, so the same folder is used again.
         shutil.rmtree(folder / "session")
         claude, size = Claude(binary, _new(folder / "session"), model, scenario), turns // len(scenario.prompts)
         for part, prompt in enumerate(scenario.prompts):

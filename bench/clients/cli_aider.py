@@ -1,4 +1,4 @@
-"""aider, headless, on /v1/chat/completions; the path names its session. PyPI: aider-chat."""
+"""Check aider, headless, on /v1/chat/completions; the path names its session. PyPI: aider-chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claude Code, headless, on /v1/messages. npm: @anthropic-ai/claude-code."""
+"""Check Claude Code, headless, on /v1/messages. npm: @anthropic-ai/claude-code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def program(**more: str) -> Program:
         "claude",
         ANTHROPIC_BASE_URL=GATEWAY,
         ANTHROPIC_API_KEY=KEY,
-        # With the search for tools, the first one on offer, which the provider calls, is no real one.
+        # With tool search, the first offered tool, which the provider calls, would not be a real one.
         ENABLE_TOOL_SEARCH="false",
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         **more,
@@ -35,14 +35,14 @@ def own_name() -> str:
 
 
 def messages_stream_tools() -> None:
-    """It runs the command that the provider's first tool call names, and sends what came of it."""
+    """Check that it runs the command in the provider's first tool call, and sends the result."""
     blocks = [block for event in first_turn() if event["type"] == "assistant" for block in event["message"]["content"]]
     assert [block["name"] for block in blocks if block["type"] == "tool_use"] == ["Bash"], blocks
     assert first_turn()[-1]["result"].startswith("The tool answered")
 
 
 def usage() -> None:
-    """What it says that it used is what was settled."""
+    """Check that it reports the settled usage."""
     (used,) = first_turn()[-1]["modelUsage"].values()
     found = settled().settled
     assert found.output == used["outputTokens"]

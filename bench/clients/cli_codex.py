@@ -1,4 +1,4 @@
-"""Codex CLI, headless, on /v1/responses. npm: @openai/codex."""
+"""Check Codex CLI, headless, on /v1/responses. npm: @openai/codex."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def thread() -> str:
 
 
 def responses_stream_tools() -> None:
-    """It runs the command that the provider's first tool call names, and sends what came of it."""
+    """Check that it runs the command in the provider's first tool call, and sends the result."""
     items = [event["item"] for event in first_turn() if event["type"] == "item.completed"]
     assert any(item["type"] == "command_execution" for item in items), items
     assert items[-1]["type"] == "agent_message"
@@ -66,7 +66,7 @@ def cancel() -> None:
 
 
 def compaction() -> None:
-    """A provider of this name is asked to compact; the built-in one refuses here, and the gateway does it."""
+    """Check compaction: the built-in provider refuses to compact, and the gateway compacts."""
     provider = (
         f'model_providers.compacting={{name="OpenAI", base_url="{GATEWAY}/v1", wire_api="responses", '
         'env_key="OPENAI_API_KEY", http_headers={"x-mock" = "compaction=refused"}}'
@@ -82,7 +82,7 @@ def compaction() -> None:
 
 
 def base_url() -> None:
-    """As its own provider it speaks over a WebSocket."""
+    """Check the base URL setting of its own provider, which uses a WebSocket."""
     address = f'openai_base_url="{GATEWAY}/v1"'
     said = program().run(*EXEC, "-c", 'model_provider="openai"', "-c", address, ASK)
     assert "turn.completed" in said, said

@@ -1,4 +1,4 @@
-"""opencode, headless, on /v1/chat/completions. npm: opencode-ai."""
+"""Check opencode, headless, on /v1/chat/completions. npm: opencode-ai."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_name() -> str:
 
 
 def chat_stream_tools() -> None:
-    """It runs the command that the provider's first tool call names, and sends what came of it."""
+    """Check that it runs the command in the provider's first tool call, and sends the result."""
     parts = [event["part"] for event in first_turn() if "part" in event]
     assert any(part["type"] == "tool" for part in parts), parts
     assert [part["text"] for part in parts if part["type"] == "text"][-1].startswith("The tool answered")

@@ -1,4 +1,4 @@
-"""Do long sessions of the real Codex CLI survive trimming on models whose reasoning must come back?
+"""Play long sessions of the real Codex CLI with trimming, on models whose reasoning must be sent back.
 
     python bench/clients/codex_sessions.py [--model NAME ...] [--turns 32] [--budget 30000] [--codex FILE]
 

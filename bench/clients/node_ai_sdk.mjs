@@ -1,4 +1,4 @@
-// The Vercel AI SDK with its three providers. Packages: ai, @ai-sdk/openai, @ai-sdk/anthropic, @ai-sdk/openai-compatible, zod.
+// Checks the Vercel AI SDK with its three providers. Packages: ai, @ai-sdk/openai, @ai-sdk/anthropic, @ai-sdk/openai-compatible, zod.
 import assert from "node:assert/strict";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";

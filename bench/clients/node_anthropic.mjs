@@ -1,4 +1,4 @@
-// The official Anthropic SDK for Node. Packages: @anthropic-ai/sdk, zod.
+// Checks the official Anthropic SDK for Node. Packages: @anthropic-ai/sdk, zod.
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";

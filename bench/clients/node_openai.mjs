@@ -1,4 +1,4 @@
-// The official openai SDK for Node. Packages: openai, zod.
+// Checks the official openai SDK for Node. Packages: openai, zod.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { ResponsesWS } from "openai/resources/responses/ws";

@@ -1,11 +1,11 @@
-"""Does what docs/clients/ tells work as it stands, with the client itself?
+"""Run the code of docs/clients/ unchanged, with the client itself.
 
     python bench/clients/pages.py [NAME ...] [--environments FOLDER]
 
-Needs what run.py needs. For each page, the client is installed, `gateway serve --mock` is started with nothing stored,
-and what the page shows is run in its order: Python and JavaScript as one program, shell commands in one shell, after
-the configuration was written where the page says. Wherever the page shows what is printed, that must be printed; `…`
-stands for anything. Exit code 1 where anything differs.
+Needs what run.py needs. For each page, the client is installed, `gateway serve --mock` is started with an empty store,
+and the code of the page is run in order: Python and JavaScript as one program, shell commands in one shell. The page's
+configuration is written to its place before. Output that the page shows must be printed; `…` matches anything. The exit
+code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from run import CLIENTS, ROOT, RUNS_S, STARTS_S, Client, await_address, clean, i
 
 PAGES = ROOT / "docs" / "clients"
 ADDRESS = "127.0.0.1:8484"
-#: page -> client, where the names differ
+#: page -> client, if the names differ
 CLIENT_OF = {"vercel-ai": "ai-sdk"}
 ONLY_HERE = {"jupyter": Client("jupyter", "", ("openai", "ipykernel", "nbclient"), ("openai", "ipykernel", "nbclient"))}
-#: where a page's configuration belongs: in the home folder, or in the one that the client starts in
+#: place of a page's configuration: in the home folder, or in the start folder of the client
 CONFIGURATION = {"codex": ("toml", "home/.codex/config.toml"), "opencode": ("json", "folder/opencode.json")}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = "-- 8< --"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: runs cells in a kernel, and prints what they print
+#: runs cells in a kernel, and prints their output
 _NOTEBOOK = """
 import json, sys
 import nbformat
@@ -47,7 +47,7 @@ print("".join(output.text for cell in book.cells for output in cell.outputs if o
 
 
 class Block(NamedTuple):
-    """A fenced block of a page, and what the page says that it prints, if it does."""
+    """A fenced block of a page, and its expected output, if the page shows it."""
 
     kind: str
     code: str
@@ -55,7 +55,7 @@ class Block(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a page is tried: folders of its own, the client's environment, and a gateway."""
+    """The place in which a page is run: its folders, the client's environment, and a gateway."""
 
     work: Path
     environment: Path
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """All blocks but those that show what the one before them prints."""
+    """Return all blocks except those with the output of the previous block."""
     found = _BLOCK.findall(page.read_text("utf-8"))
     following = [*found[1:], ("", "")]
     return [
@@ -74,13 +74,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def is_shown(expected: str, printed: str) -> bool:
-    """Whether exactly this was printed; `…` stands for anything."""
+    """Return True if exactly this was printed; `…` matches anything."""
     pattern = ".*".join(re.escape(part) for part in expected.strip().split("…"))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
 def run(command: Sequence[str], text: str, place: Place, *, stderr: int | None = None) -> str:
-    """What a program prints that is given a text."""
+    """Return the output of a program that gets a text as its input."""
     process = subprocess.Popen(
         command,
         cwd=place.work / "folder",
@@ -94,7 +94,7 @@ def run(command: Sequence[str], text: str, place: Place, *, stderr: int | None =
     try:
         printed, _ = process.communicate(text, RUNS_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+        os.killpg(process.pid, signal.SIGKILL)  # and its child processes
         process.communicate()
         raise
     if process.returncode:
@@ -103,13 +103,13 @@ def run(command: Sequence[str], text: str, place: Place, *, stderr: int | None =
 
 
 def as_program(found: Sequence[Block], kind: str, place: Place, *, notebook: bool) -> list[str]:
-    """What is wrong with the blocks of one language, taken together."""
+    """Return what is wrong with the blocks of one language, run together."""
     chosen = [block for block in found if block.kind == kind]
     if not chosen:
         return []
     code = [block.code for block in chosen]
     if kind == "js":
-        file = place.environment / "page.mjs"  # Node looks for packages beside the file
+        file = place.environment / "page.mjs"  # Node searches packages next to the file
         file.write_text("\n".join(code))
         printed = run(["node", str(file)], "", place)
     elif notebook:
@@ -121,10 +121,10 @@ def as_program(found: Sequence[Block], kind: str, place: Place, *, notebook: boo
 
 
 def as_commands(found: Sequence[Block], place: Place) -> list[str]:
-    """What is wrong with the commands; one shell takes them all."""
+    """Return what is wrong with the commands, run in one shell."""
     chosen = [block for block in found if block.kind == "sh"]
     script = "".join(f"{block.code}echo '{_MARK}'\n" for block in chosen)
-    # A client may read what it finds at its standard input, which is the script.
+    # A client may read its standard input, which would be the script.
     file = place.work / "commands.sh"
     file.write_text(script)
     printed = run(["bash", "-e", str(file)], "", place, stderr=subprocess.STDOUT).split(f"{_MARK}\n")
@@ -136,7 +136,7 @@ def as_commands(found: Sequence[Block], place: Place) -> list[str]:
 
 
 def configure(name: str, found: Sequence[Block], place: Place) -> None:
-    """Write the page's configuration where it belongs."""
+    """Write the page's configuration to its place."""
     if name in CONFIGURATION:
         kind, target = CONFIGURATION[name]
         file = place.work / target
@@ -145,13 +145,13 @@ def configure(name: str, found: Sequence[Block], place: Place) -> None:
 
 
 def client_of(name: str) -> Client | None:
-    """Which client a page is about; None where nothing has to be installed."""
+    """Return the client of a page; None if nothing has to be installed."""
     known = {client.name: client for client in CLIENTS} | ONLY_HERE
     return known.get(CLIENT_OF.get(name, name))
 
 
 def problems(name: str, environments: Path) -> list[str]:
-    """What on a page is not so."""
+    """Return what is wrong with a page."""
     client = client_of(name)
     environment = environments / (client.name if client else name)
     if client:
@@ -177,9 +177,9 @@ def problems(name: str, environments: Path) -> list[str]:
 
 
 def tried(name: str, place: Place) -> list[str]:
-    """What differs with a gateway of its own."""
+    """Return what differs, with a separate gateway."""
     log = place.work / "gateway.log"
-    # The keys are for the clients: a gateway that held them would be asked for client keys.
+    # The keys are for the clients. A gateway with these keys would require client keys.
     own = {key: value for key, value in place.variables.items() if not key.endswith("_API_KEY")}
     serve = ["gateway", "serve", "--mock", "--port", "0"]
     with log.open("wb") as output:

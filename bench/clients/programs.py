@@ -1,4 +1,4 @@
-"""What the scripts for command-line clients share: running one in a home of its own, and leaving it in mid-answer."""
+"""Shared code of the scripts for command-line clients: run a client in its own home, or end it during a response."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from checks import PROVIDER, get, sessions
 
 ASK = "Say hello."
-#: an answer of the built-in provider takes seconds then, so that it can be left
+#: makes a response of the built-in provider take seconds, so that the client can leave
 SLOW_ANSWER = "chunks=40;interval=0.2"
 _WITHIN_S = 120.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Program:
-    """A client that is a command. Its files are under a new home; it starts in an empty folder."""
+    """A client that is a command. Its files are in a new home; it starts in an empty folder."""
 
     def __init__(self, name: str, **environment: str) -> None:
         self._binary = str(Path(os.environ["CLIENT_BIN"]) / name)
@@ -29,11 +29,11 @@ class Program:
         self.home.mkdir(exist_ok=True)
         self.folder.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-        # Some look for their project in PWD.
+        # Some clients read their project folder from PWD.
         self._environment = {**kept, "HOME": str(self.home), "PWD": str(self.folder), **environment}
 
     def run(self, *arguments: str) -> str:
-        """What it prints; it must succeed."""
+        """Run it and return its output; it must succeed."""
         done = subprocess.run(
             [self._binary, *arguments],
             cwd=self.folder,
@@ -48,7 +48,7 @@ class Program:
         return _COLOUR.sub("", done.stdout)
 
     def leave(self, *arguments: str) -> None:
-        """Start it, and end it as soon as the provider has begun to answer it."""
+        """Start it, and end it as soon as the provider has started to respond."""
         before = len(calls())
         process = subprocess.Popen(
             [self._binary, *arguments],
@@ -73,20 +73,20 @@ class Program:
 
 
 def calls() -> list[dict[str, Any]]:
-    """What the provider was asked, the oldest first."""
+    """Return the calls that the provider received, oldest first."""
     found: list[dict[str, Any]] = get(f"{PROVIDER}/__mock/calls?limit=1000")["calls"]
     return found
 
 
 def only_session() -> dict[str, Any]:
-    """The one session there is; a client that is not recognised leaves one that was derived, or several."""
+    """Return the only session. An unrecognised client has a derived session, or several."""
     (session,) = sessions()
     assert not session["derived_id"], session["id"]
     return session
 
 
 def check_session(name: str, least_calls: int) -> None:
-    """Whether the client's own name for its session is the gateway's, with all its calls in it."""
+    """Check that the client's own name for its session is the gateway's, with all its calls."""
     session = only_session()
     assert session["id"] == f"client/{name}", session["id"]
     assert session["calls"] == len(calls()) >= least_calls, (session["calls"], len(calls()))

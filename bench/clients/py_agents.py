@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK on responses and on chat. Environment: openai-agents."""
+"""Check OpenAI's Agents SDK on responses and on chat. Environment: openai-agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official anthropic SDK for Python. Environment: anthropic."""
+"""Check the official anthropic SDK for Python. Environment: anthropic."""
 
 from __future__ import annotations
 

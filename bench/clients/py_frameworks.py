@@ -1,4 +1,4 @@
-"""Agent frameworks: AutoGen, smolagents, LlamaIndex, Haystack, Agno, Strands. An environment for all of them."""
+"""Check agent frameworks: AutoGen, smolagents, LlamaIndex, Haystack, Agno, Strands. One environment for all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-# Some of them want to know who uses them.
+# Some frameworks report their usage by default.
 os.environ.update(HAYSTACK_TELEMETRY_ENABLED="False", AGNO_TELEMETRY="false", OPENAI_API_KEY="none")
 
 import openai
@@ -35,7 +35,7 @@ from strands.models.openai import OpenAIModel
 
 ASK = "What is the weather?"
 ANSWER = "The tool answered: sunny in sample city"
-#: as AutoGen wants to know it of a model whose name it does not
+#: what AutoGen requires for a model with an unknown name
 MODEL_INFO: Any = {
     "vision": False, "function_calling": True, "json_output": True, "structured_output": True, "family": "unknown",
 }  # fmt: skip
@@ -55,7 +55,7 @@ def weather(city: str) -> str:
 
 
 def calls(session: str) -> int:
-    """How many calls the gateway has settled in a session, once all of them are."""
+    """Return the number of settled calls of a session, once all are settled."""
     settled()
     found: int = get(f"{GATEWAY}/api/sessions/{session}", KEY)["calls"]
     return found
@@ -95,7 +95,7 @@ def smolagents_tools() -> None:
     agent.run(ASK)
     steps = [step for step in agent.memory.steps if getattr(step, "tool_calls", None)]
     assert [step.observations for step in steps] == ["sunny in sample city"] * 2
-    assert calls("smolagents") == 3  # the built-in provider never says that it is done, so it is asked once more
+    assert calls("smolagents") == 3  # the built-in provider never signals the end, so it is called once more
 
 
 def smolagents_stream() -> None:
@@ -192,7 +192,7 @@ def strands(session: str, **headers: str) -> Any:
 
 
 def strands_tools() -> None:
-    """Strands streams all its calls."""
+    """Check streaming with tools; Strands streams all its calls."""
     claude = AnthropicModel(
         client_args={"base_url": base("strands-messages", openai_style=False), "api_key": KEY},
         model_id=MODEL,

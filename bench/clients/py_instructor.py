@@ -1,4 +1,4 @@
-"""instructor: structured output with retries, on chat and responses. Environment: instructor."""
+"""Check instructor: structured output with retries, on chat and responses. Environment: instructor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def responses_tools() -> None:
 
 
 def refusal(kind: type[Exception], of: Any, model: str = MODEL) -> Any:
-    """instructor wraps what the SDK raises once its own retries are over."""
+    """Return the SDK's exception, which instructor wraps after its own retries."""
     try:
         result = create(of, model)
     except Exception as error:
@@ -97,7 +97,7 @@ def errors_400() -> None:
 
 
 async def cancel() -> None:
-    """create_partial hands out a list once the stream is over, so it is the task that is given up."""
+    """Cancel the task, because create_partial returns its list only after the stream."""
     named = {"x-session-id": "instructor", **SLOW}
     raw = AsyncOpenAI(base_url=f"{GATEWAY}/v1", api_key=KEY, max_retries=0, default_headers=named)
     partial = instructor.from_openai(raw).create_partial(model=MODEL, messages=ASK, response_model=Weather)

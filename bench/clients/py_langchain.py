@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI and OpenAIEmbeddings. Environment: langchain-openai."""
+"""Check LangChain's ChatOpenAI and OpenAIEmbeddings. Environment: langchain-openai."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""litellm as a client. Environment: litellm."""
+"""Check litellm as a client. Environment: litellm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official openai SDK for Python. Environment: openai."""
+"""Check the official openai SDK for Python. Environment: openai."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def responses_background() -> None:
 
 
 def responses_websocket() -> None:
-    """Two turns with a tool, of which the first answer is remembered by the connection alone."""
+    """Check two turns with a tool; only the connection remembers the first response."""
     fields: Any = {"model": MODEL, "tools": [RESPONSES_TOOL], "store": False}
     with client().responses.connect(extra_headers={"x-session-id": "openai-python"}) as connection:
 

@@ -1,4 +1,4 @@
-"""pydantic-ai: agents on chat, responses and messages. Environment: pydantic-ai-slim[openai,anthropic]."""
+"""Check pydantic-ai: agents on chat, responses and messages. Environment: pydantic-ai-slim[openai,anthropic]."""
 
 from __future__ import annotations
 

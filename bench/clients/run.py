@@ -1,14 +1,13 @@
-"""Do the official SDKs and popular clients work through the gateway? Each in an environment of its own.
+"""Run the official SDKs and popular clients through the gateway, each in its own environment.
 
     python bench/clients/run.py [NAME ...] [--environments FOLDER] [--json]
     python bench/clients/run.py --list
 
 Linux or macOS; needs Python with `pip install '.[dev]'`, Node with npm, and the two package registries; no key. For
-each client, its newest version is installed into a temporary folder (with --environments into one that stays, and is
-used again), a gateway with client keys is started in front of the built-in provider, and the client's script runs its
-checks. In the end what the gateway settled must be what the provider billed, with nothing held. Exit code 1 where
-anything failed. The newest Node clients want Node 22; where there is an older one, Node 24 is brought from the npm
-registry.
+each client, its newest version is installed into a temporary folder (with --environments into a permanent one, which is
+used again). A gateway with client keys is started in front of the built-in provider, and the client's script runs its
+checks. At the end, the gateway's settled totals must equal the provider's bills, with nothing held. The exit code is 1
+if anything failed. The newest Node clients need Node 22; if Node is older, Node 24 is installed from the npm registry.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ sys.path.insert(0, str(ROOT))
 from gateway.mock import MockProvider, MockServer  # noqa: E402
 
 KEY, ONCE_KEY, ADMIN_KEY = "client-key-0123456789", "once-key-0123456789", "admin-key-0123456789"
-#: what a client may call; another name is refused by the gateway, missing-model by the provider
+#: The models that a client may use. The gateway refuses other names; the provider refuses missing-model.
 MODELS = ["mock-*", "missing-*"]
 BUDGET = 10_000_000
 STARTS_S, RUNS_S = 60.0, 300.0
 OLDEST_NODE, BROUGHT_NODE = 22, 24
 _BANNER = re.compile(r"^gateway \S+ · (http://\S+)$", re.MULTILINE)
-#: of the user, that would lead a client elsewhere
+#: variables of the user that would point a client to another server
 _FOREIGN = re.compile(
     r"OPENAI|ANTHROPIC|CLAUDE|GATEWAY|LITELLM|PYTHON|VIRTUAL_ENV|CODEX|OPENCODE|AIDER|_PROXY$", re.IGNORECASE
 )
@@ -50,7 +49,7 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True)
 class Client:
-    """A script and what it needs. `packages`: the first is the client, the version of each is shown."""
+    """A script and its requirements. `packages`: the first is the client; the version of each is printed."""
 
     name: str
     script: str
@@ -59,7 +58,7 @@ class Client:
 
     @property
     def node(self) -> bool:
-        """Whether npm brings it."""
+        """Return True if npm installs it."""
         return self.script.endswith(".mjs") or self.name in {"claude-code", "codex", "opencode"}
 
 
@@ -87,7 +86,7 @@ CLIENTS = (
             *("openai", "anthropic"),
         ),
     ),
-    # litellm 1.106 imports mcp for tools and for responses, and does not ask for it
+    # litellm 1.106 imports mcp for tools and for responses, but does not declare it as a dependency.
     Client("litellm", "py_litellm.py", ("litellm", "mcp"), ("litellm", "mcp", "openai")),
     Client("openai-node", "node_openai.mjs", ("openai", "ws", "zod"), ("openai", "ws")),
     Client("anthropic-node", "node_anthropic.mjs", ("@anthropic-ai/sdk", "zod"), ("@anthropic-ai/sdk",)),
@@ -106,7 +105,7 @@ CLIENTS = (
 
 @dataclass
 class Outcome:
-    """What one client's script said."""
+    """The results of one client's script."""
 
     client: str
     versions: dict[str, str] = field(default_factory=dict)
@@ -116,7 +115,7 @@ class Outcome:
 
 
 def use_recent_node(environments: Path) -> None:
-    """Put a Node that the newest clients run on first on the PATH."""
+    """Put a Node version that supports the newest clients first on the PATH."""
     said = subprocess.run(["node", "--version"], check=True, capture_output=True, text=True).stdout
     if int(said.removeprefix("v").partition(".")[0]) >= OLDEST_NODE:
         return
@@ -129,7 +128,7 @@ def use_recent_node(environments: Path) -> None:
 
 
 def install(client: Client, folder: Path) -> None:
-    """Bring the client's packages into a folder; a folder that has them is left as it is."""
+    """Install the client's packages into a folder; a folder with packages is left unchanged."""
     if (folder / ".installed").exists():
         return
     if client.node:
@@ -151,7 +150,7 @@ def npm_install(folder: Path, packages: Sequence[str]) -> None:
 
 
 def versions(client: Client, folder: Path) -> dict[str, str]:
-    """The installed version of each package that is shown."""
+    """Return the installed version of each printed package."""
     if client.node:
         manifests = {name: folder / "node_modules" / name / "package.json" for name in client.shown}
         return {name: json.loads(file.read_text())["version"] for name, file in manifests.items()}
@@ -162,15 +161,15 @@ def versions(client: Client, folder: Path) -> dict[str, str]:
 
 
 def clean() -> dict[str, str]:
-    """The environment without what would lead a client elsewhere."""
+    """Return the environment without variables that would point a client to another server."""
     return {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
 
 
 @contextlib.contextmanager
 def gateway(folder: Path, provider_url: str, more: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Run `gateway serve` in front of a provider, with client keys and a budget that is too large to matter.
+    """Run `gateway serve` in front of a provider, with client keys and a budget too large to matter.
 
-    `more`: other settings, by their first key.
+    `more`: other settings, by their top-level key.
     """
     settings = {
         "auth": {
@@ -201,7 +200,7 @@ def gateway(folder: Path, provider_url: str, more: Mapping[str, Any] | None = No
 
 
 def await_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where a gateway says that it listens."""
+    """Return the address on which a gateway listens, from its log."""
     deadline = time.monotonic() + STARTS_S
     while not (found := _BANNER.search(log.read_text())):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -211,7 +210,7 @@ def await_address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def play(client: Client, environments: Path) -> Outcome:
-    """Run one client's script against a gateway of its own."""
+    """Run one client's script against a separate gateway."""
     folder = environments / client.name
     outcome = Outcome(client.name)
     try:
@@ -238,12 +237,12 @@ def _script(client: Client, folder: Path, work: Path, addresses: dict[str, str],
         "GATEWAY_ADMIN_KEY": ADMIN_KEY,
         "CLIENT_BIN": str(folder / ("node_modules/.bin" if client.node else "bin")),
         "WORK": str(work),
-        # litellm and its kind ask the network for prices when they are imported
+        # litellm and others request prices from the network when they are imported.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     script = HERE / client.script
     if script.suffix == ".mjs":
-        # Node looks for packages beside the script.
+        # Node searches packages next to the script.
         for name in (client.script, "checks.mjs"):
             (folder / name).write_bytes((HERE / name).read_bytes())
         command = ["node", str(folder / client.script)]
@@ -264,7 +263,7 @@ def _script(client: Client, folder: Path, work: Path, addresses: dict[str, str],
 
 
 def _take(line: str, outcome: Outcome) -> None:
-    """A script's line about one check; anything else it says is not for us."""
+    """Read a script's line about one check; ignore its other output."""
     try:
         found: Any = json.loads(line)
     except ValueError:
@@ -296,7 +295,7 @@ def _settle(environment: dict[str, str], outcome: Outcome) -> None:
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """The table."""
+    """Print the table."""
     print("| client | version | passed | failed | totals |\n|---|---|---|---|---|")
     for one in outcomes:
         named = ", ".join(f"{name} {version}" for name, version in one.versions.items())

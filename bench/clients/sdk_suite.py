@@ -1,11 +1,11 @@
-"""Do as many of openai-python's own API tests pass through the gateway as without it?
+"""Run openai-python's own API tests with and without the gateway, and compare the results.
 
     python bench/clients/sdk_suite.py OPENAPI.json [--environments FOLDER] [--tests tests/api_resources/chat]
 
-OPENAPI.json is OpenAI's document, openapi.json of github.com/openai/openai-openapi. The SDK's source package is brought
-from PyPI, and steady (@stdy/cli), which answers as the document says, from the npm registry. The tests run against
-steady, then against `gateway serve --upstream` in front of it. Many fail without the gateway too, as the document is
-older than the SDK. Exit code 1 where a test fails through the gateway only.
+OPENAPI.json is OpenAI's document, openapi.json of github.com/openai/openai-openapi. The SDK's source package is
+downloaded from PyPI, and steady (@stdy/cli), which responds as the document says, from the npm registry. The tests run
+against steady, then against `gateway serve --upstream` in front of it. Many fail without the gateway, too, because the
+document is older than the SDK. The exit code is 1 if a test fails only through the gateway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from run import ROOT, STARTS_S, await_address, clean, npm_install, use_recent_no
 
 STEADY_PORT = 4010
 STEADY = f"http://127.0.0.1:{STEADY_PORT}"
-#: how the SDK writes arrays and objects in queries and forms, as its own scripts/mock says
+#: how the SDK writes arrays and objects in queries and forms, as in its own scripts/mock
 BRACKETS = [
     f"--validator-{place}-{kind}-format=brackets" for place in ("query", "form") for kind in ("array", "object")
 ]
@@ -37,7 +37,7 @@ _PASSED = re.compile(r"(\d+) passed")
 
 
 def bring(folder: Path) -> Path:
-    """The SDK's source with its tests, beside a `venv` for them and a `steady`; its folder."""
+    """Install the SDK's source with its tests, with a `venv` and a `steady` for them; return its folder."""
     if not (folder / "steady/.installed").exists():
         venv.create(folder / "venv", with_pip=True, clear=True)
         pip = [str(folder / "venv/bin/python"), "-m", "pip"]
@@ -54,7 +54,7 @@ def bring(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def steady(folder: Path, document: Path) -> Iterator[None]:
-    """The mock. The gateway calls its provider below /v1, so that is where its paths are put."""
+    """Run the mock. The gateway calls its provider below /v1, so the paths are moved there."""
     content = json.loads(document.read_text())
     content["paths"] = {f"/v1{path}": item for path, item in content["paths"].items()}
     moved = folder / "openapi-v1.json"
@@ -82,7 +82,7 @@ def _await_steady(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def gateway(work: Path) -> Iterator[str]:
-    """`gateway serve --upstream` in front of steady."""
+    """Run `gateway serve --upstream` in front of steady."""
     log = work / "gateway.log"
     store = f"--store=sqlite://{work / 'gateway.db'}"
     command = [sys.executable, "-m", "gateway", "serve", f"--upstream={STEADY}/v1", "--port=0", store]
@@ -97,7 +97,7 @@ def gateway(work: Path) -> Iterator[str]:
 
 
 def play(folder: Path, source: Path, base_url: str, tests: Sequence[str]) -> tuple[int, set[str]]:
-    """How many tests pass against an address, and which fail."""
+    """Return the number of tests that pass against an address, and the names of failing tests."""
     quiet = ["-q", "-n", "2", "--durations=0", "--durations-min=60", "-p", "no:cacheprovider", "--tb=no"]
     command = [str(folder / "venv/bin/python"), "-m", "pytest", *quiet, *tests]
     environment = {**clean(), "TEST_API_BASE_URL": base_url}

@@ -53,7 +53,7 @@ async def test_a_background_response_can_be_continued_like_any_response() -> Non
     kept = [(await world.store.remembered(KEY)).kept_tokens("p", ["resp_1"]) for world in (at_once, later)]
     assert made.charge is not None
     assert kept[0] == kept[1]
-    assert 40 < kept[1] < 740 - 100, "the tools come with each request"
+    assert 40 < kept[1] < 740 - 100, "the tools are sent with each request"
 
 
 async def test_the_response_of_an_orphaned_call_can_be_continued_once_fetched() -> None:

@@ -110,7 +110,7 @@ async def test_a_call_without_a_record_is_settled_as_orphaned_when_its_lease_end
     world = world_of()
     opened = record_holds(world)
     found = await failed(world, Nameless())
-    assert world.leases.count == 0, "nobody renews it: it ends with its lease"
+    assert world.leases.count == 0, "the hold is not renewed and ends with its lease"
     assert world.recorder.records == []
     assert found["held"] != (0, 0, 0)
     [hold] = opened
@@ -154,7 +154,7 @@ async def test_an_orphaned_background_call_is_charged_its_whole_reservation(limi
     assert (orphaned.spent.tokens > 5_000) is is_all
     assert orphaned.outcome == ORPHANED
     assert orphaned.charge is not None
-    assert orphaned.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
+    assert orphaned.charge.usage.output_tokens == 0, "the output is unknown"
 
 
 async def test_observers_receive_a_fetch_without_the_totals_of_its_background_call() -> None:

@@ -75,11 +75,11 @@ async def test_the_parents_of_a_session_are_read_again_from_the_store() -> None:
     assert await above(asked, A, "b") == ["b"]
     assert await above(asked, A) == ["b"]
     assert await above(other_worker, B, "c") == ["c"]
-    assert await above(asked, A) == ["b", "c"], "it has got one more at the top"
+    assert await above(asked, A) == ["b", "c"], "it has one more parent at the top"
     with pytest.raises(InvalidRequest, match='already has the parent "b", so it cannot have "x"'):
         await above(asked, A, "x")
     await store.update(A, lambda _: SessionState())
-    assert await above(asked, A) == [], "it was deleted, and began anew"
+    assert await above(asked, A) == [], "it was deleted, and starts again"
     assert await above(asked, A, "x") == ["x"]
 
 
@@ -122,8 +122,8 @@ async def test_while_the_store_is_unavailable_the_last_seen_parents_are_charged(
     await above(asked, a, "b")
     assert asked.parents_as_seen(a, None) == asked.parents_as_seen(a, "b") == (b, c)
     assert asked.parents_as_seen(x, None) == ()
-    assert asked.parents_as_seen(x, "b") == (b, c), "that of its first call"
-    assert asked.parents_as_seen(a, "x") == (x,), "it may have been deleted, and begun anew"
+    assert asked.parents_as_seen(x, "b") == (b, c), "the parent named by its first call"
+    assert asked.parents_as_seen(a, "x") == (x,), "it may have been deleted and created again"
     assert asked.parents_as_seen(c, "b") == (b,)
     assert asked.parents_as_seen(c, "c") == (), "no session is charged twice"
 
@@ -187,7 +187,7 @@ async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, i
     (balance,) = (await found.book(charged)).balances
     assert balance.left("tokens") == (200 if is_reported_in_time else 1_000)
     (balance,) = found.stale_book(charged).balances
-    assert balance.left("tokens") == 200, "it goes away again"
+    assert balance.left("tokens") == 200, "the store is unavailable again"
     await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
     found.close(taken, Amount(10))
     await leases.tick()

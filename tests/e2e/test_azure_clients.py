@@ -45,7 +45,7 @@ def test_azure_clients_are_metered_on_every_endpoint(
         *["/v1/chat/completions"] * 2,
         "/v1/embeddings",
         "/v1/responses",
-    ], "as other clients write them, and without a version"
+    ], "the paths of other clients, without an API version"
     found = web.get(f"/api/sessions/{session}").json
     assert found["calls"] == 4
     assert found["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens

@@ -111,7 +111,7 @@ def test_the_maximum_cost_is_reserved_until_the_response_is_fetched_even_after_a
     again = gateway_server(mock_server.url, folder=folder, **flags)
     assert used(again.web, "s") == BUDGET - left
     fetch(again.web, begun.json["id"])
-    assert used(again.web, "s") == BUDGET - left, "it is being made"
+    assert used(again.web, "s") == BUDGET - left, "the response is not complete yet"
     assert fetch(again.web, begun.json["id"]).json["status"] == "completed"
     assert used(again.web, "s") == billed
 
@@ -223,7 +223,7 @@ def test_observers_receive_the_final_usage_once(limited: GatewayThread, mock: Mo
 
     assert metric("gateway_tokens_total") == 0
     assert metric('gateway_calls_total{dialect="responses"') == 1
-    assert metric("gateway_overhead_seconds_count") == 0, "all else of it is counted once, too"
+    assert metric("gateway_overhead_seconds_count") == 0, "all other metrics count the call once"
     for _ in range(4):
         fetch(limited.web, begun)
     assert metric("gateway_overhead_seconds_count") == 1 + 4
@@ -691,7 +691,7 @@ def test_an_error_event_in_a_stream_does_not_end_its_response(scripted: Scripted
     begun = begin(web, session, model="m", stream=True)
     assert outcomes(web, session) == [("pending", "estimated")]
     assert "x-session-cumulative-token-usage" in begun.comments
-    assert "x-token-usage" not in begun.comments, "it is not known yet"
+    assert "x-token-usage" not in begun.comments, "the usage is not known yet"
     fetch(web, "resp_1", "?stream=true")
     assert outcomes(web, session) == [("pending", "estimated")]
     fetch(web, "resp_1")

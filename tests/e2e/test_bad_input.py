@@ -82,7 +82,7 @@ def test_an_invalid_body_is_refused_and_later_calls_work(name: str, web: Web, mo
     assert answer.error["type"] == "invalid_request_error"
     assert answer.header("x-session-id") == session
     assert answer.totals == before
-    assert len(mock.calls) == 1, "a refused call goes nowhere"
+    assert len(mock.calls) == 1, "a refused call is not sent"
     after = web.chat(session)
     assert after.status == 200
     assert after.totals[2] == mock.billed().total_tokens
@@ -183,7 +183,7 @@ def test_expect_100_continue_with_a_too_large_body_is_refused_at_once(
         sock.sendall(head)
         data = read_all(sock)
     assert_refused(parse(data), 413)
-    assert not data.startswith(b"HTTP/1.1 100"), "it is told to go on and then refused"
+    assert not data.startswith(b"HTTP/1.1 100"), "it must not get 100 Continue and then a refusal"
 
 
 def test_a_chunked_body_of_65_mib_is_refused(web: Web, mock: MockProvider, session: str) -> None:

@@ -90,7 +90,7 @@ def test_a_refused_body_takes_no_memory_while_the_client_keeps_sending_it(bench:
     assert bench.small() == 503
     for sock in bench.sockets[:FIT]:
         sock.close()
-    until(bench.is_all_free, what="only those that left had taken room")
+    until(bench.is_all_free, what="only bodies of disconnected clients took memory")
     for sock in refused:
         sock.sendall(chat_bytes(BODY)[MIB // 2 :])
         assert parse(read_all(sock)).status == 503
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_while_sending_its_body_frees_its_memory(bench: Ben
     bench.fill()
     for sock in bench.sockets:
         sock.close()
-    until(bench.is_all_free, what="all room is there again")
+    until(bench.is_all_free, what="all memory is free again")
 
 
 def test_a_client_that_leaves_before_its_response_frees_its_memory(bench: Bench) -> None:
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_before_its_response_frees_its_memory(bench: Bench)
     for sock in bench.sockets:
         sock.close()
     bench.held.release()
-    until(bench.is_all_free, what="all room is there again")
+    until(bench.is_all_free, what="all memory is free again")
 
 
 def test_a_request_refused_for_another_reason_frees_its_memory(bench: Bench) -> None:

@@ -390,7 +390,7 @@ def test_a_chain_that_grew_at_its_top_still_charges_every_parent(small: GatewayT
         assert call(small.web, f"p{number}", parent, max_tokens=2).status == 200
     used = budget(small.web, "p12")["used"]["tokens"]
     assert call(small.web, "p4", max_tokens=2).status == 200
-    assert budget(small.web, "p12")["used"]["tokens"] > used, "it is the eighth above"
+    assert budget(small.web, "p12")["used"]["tokens"] > used, "p12 is the eighth parent"
     grown = {"x-parent-session-id": "p2"}
     for session, named in (("p1", {}), ("p1", grown), ("p3", {}), ("new", {"x-parent-session-id": "p1"})):
         refused = call(small.web, session, named, max_tokens=2)
@@ -518,7 +518,7 @@ def test_a_stream_assumed_lost_while_its_worker_was_stopped_is_charged_for_later
     gateway.signal(signal.SIGSTOP)
     assumed = until(lambda: charged_so_far(other), 60)
     gateway.signal(signal.SIGCONT)
-    until(lambda: charged_so_far(other) > assumed + 1_000, what="it is charged while it goes on")
+    until(lambda: charged_so_far(other) > assumed + 1_000, what="it is charged while it continues")
     gateway.signal(signal.SIGKILL)
     gateway.wait()
     original = reading.all()
@@ -604,7 +604,7 @@ def test_a_call_refused_before_its_accounts_are_read_still_reports_its_budget(
     assert refused.error["code"] == code
     assert refused.header("x-session-budget-limit-tokens") == "1000"
     assert refused.header("x-session-budget-remaining-tokens") == str(before["remaining"])
-    assert budget(gateway.web, "s") == before, "nothing is taken over that it asked for"
+    assert budget(gateway.web, "s") == before, "the refused call changes no budget"
     assert gateway.web.get("/api/sessions/above").status == 404
 
 
@@ -863,4 +863,4 @@ def test_fast_concurrent_streams_stay_near_their_budget(
     with ThreadPoolExecutor(4) as pool:
         streams = pool.map(lambda _: call(gateway.web, "s", max_tokens=None, stream=True, model="x"), range(4))
         assert {reply.status for reply in streams} <= {200, 429}
-    assert budget(gateway.web, "s")["used"]["tokens"] < 30_000, "what one read brings of each, not a second of it"
+    assert budget(gateway.web, "s")["used"]["tokens"] < 30_000, "at most the bytes of one read of each stream"

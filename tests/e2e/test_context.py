@@ -301,7 +301,7 @@ def test_a_refusal_that_names_an_input_limit_teaches_it_and_no_window(
     reply = gateway.web.post("/v1/responses", body, {"x-session-id": "s", "x-mock": "window=4000"})
     assert (reply.status, reply.header("x-context-budget-tokens")) == (200, "4000")
     again = gateway.web.post("/v1/responses", body, {"x-session-id": "t"})
-    assert again.header("x-context-budget-tokens") == "4000", "nothing is taken off for the answer"
+    assert again.header("x-context-budget-tokens") == "4000", "the output limit is not subtracted"
 
 
 def test_a_larger_window_requested_by_a_beta_header_applies_to_that_call(

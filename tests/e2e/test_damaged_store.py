@@ -61,7 +61,7 @@ def test_a_damaged_session_is_refused_until_it_is_deleted_and_others_continue(
         assert (answer.header("x-should-retry"), answer.header("retry-after")) == ("false", None)
         assert "an operator has to repair it, or to delete the session" in answer.error["message"]
         assert ("type" in answer.json) is (path == "/v1/messages")
-        assert web.chat("other").status == 200, "nobody takes the store for away"
+        assert web.chat("other").status == 200, "the store is not treated as unavailable"
     assert len(mock.calls) == sent + len(BODIES)
     assert web.get("/readyz").status == 200
     assert [one["id"] for one in web.get("/api/sessions").json["sessions"]] == ["other"]

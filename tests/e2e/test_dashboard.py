@@ -216,7 +216,7 @@ def test_a_call_opens_with_its_record_and_the_trim_rule_of_each_message(ui: Ui) 
     expect(page).to_have_url(re.compile(f"call={call['call_id']}"))
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
-    assert page.evaluate("document.activeElement.closest('tr') !== null"), "the focus is where it was"
+    assert page.evaluate("document.activeElement.closest('tr') !== null"), "the focus is restored"
     ui.show(f"#/call/{call['call_id']}")
     expect(page.get_by_role("link", name="agent-1")).to_be_visible()
 
@@ -240,8 +240,15 @@ def test_a_refused_call_is_shown_as_not_sent(ui: Ui) -> None:
 
 
 def test_numbers_that_round_up_to_the_next_unit_use_that_unit(ui: Ui) -> None:
-    told = {9_999: "9,999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
-    assert formatted(ui, "compact", list(told)) == list(told.values())
+    formatted_as = {
+        9_999: "9,999",
+        10_049: "10 k",
+        999_499: "999 k",
+        999_500: "1 M",
+        999_999_999: "1 G",
+        2.5e12: "2.50 T",
+    }
+    assert formatted(ui, "compact", list(formatted_as)) == list(formatted_as.values())
 
 
 def test_numbers_dollars_and_shares_are_formatted_as_in_the_commands(ui: Ui) -> None:
@@ -290,7 +297,7 @@ def test_a_budget_is_raised_lifted_and_restored_after_a_review_of_the_change(ui:
     dialog.get_by_role("button", name="Review").click()
     expect(dialog).to_contain_text(re.compile("Tokens: 60.000 → 120.000"))
     expect(dialog).to_contain_text("further calls are refused")
-    assert limits()["tokens"] == 60_000, "nothing is changed before it is agreed to"
+    assert limits()["tokens"] == 60_000, "nothing changes before the confirmation"
     dialog.get_by_role("button", name="Set this budget").click()
     expect(page.locator(".bars")).to_contain_text(re.compile("of 120.000"))
     assert (limits()["tokens"], limits()["calls"]) == (120_000, 1)

@@ -156,7 +156,7 @@ def test_renewing_the_session_list_keeps_the_focus_and_the_visible_rows(
     assert page.evaluate(FOCUSED) == focused
     site.web.chat(focused)
     expect(page.locator("tbody tr:not(.spacer)").first).to_contain_text(focused)
-    assert page.evaluate(FOCUSED) == focused, "also where the row itself has moved"
+    assert page.evaluate(FOCUSED) == focused, "even if the row itself has moved"
     # If the user has scrolled down, the list is not renewed, and no page is lost.
     region.evaluate("element => element.scrollTo(0, element.scrollHeight)")
     expect(region.locator("table")).to_have_attribute("aria-rowcount", "401")

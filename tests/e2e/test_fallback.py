@@ -97,13 +97,13 @@ def test_a_refused_key_of_the_gateway_causes_a_fallback(
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
 
-@pytest.mark.parametrize(("said", "told"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
+@pytest.mark.parametrize(("said", "expected"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
 def test_if_all_providers_fail_a_refused_key_is_the_least_preferred_error(
-    keyed: GatewayThread, mock: MockProvider, second: MockServer, said: tuple[int, int], told: int
+    keyed: GatewayThread, mock: MockProvider, second: MockServer, said: tuple[int, int], expected: int
 ) -> None:
     mock.behaviour, second.provider.behaviour = Behaviour(status=said[0]), Behaviour(status=said[1])
     reply = ask(keyed)
-    assert (reply.status, reply.header("x-gateway-upstream-error")) == (told, "true")
+    assert (reply.status, reply.header("x-gateway-upstream-error")) == (expected, "true")
     assert len(second.provider.calls) == 1
 
 
@@ -154,7 +154,7 @@ def test_if_the_last_provider_returns_413_the_error_before_it_is_forwarded(
     reply = ask(both)
     assert reply.status == 503
     record = both.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json
-    assert record["status"] == 503, "the record says what the client was told"
+    assert record["status"] == 503, "the record has the status that the client got"
     assert len(second.provider.calls) == 1
 
 
@@ -414,7 +414,7 @@ def test_sessions_are_distributed_among_providers_and_keep_their_provider(
     counts = {turns(f"s-{number}") for number in range(16)}
     assert counts == {(3, 0), (0, 3)}
     mock.behaviour = Behaviour(status=503)
-    assert {turns(f"s-{number}")[1] for number in range(8)} == {3}, "and are taken over where one fails"
+    assert {turns(f"s-{number}")[1] for number in range(8)} == {3}, "sessions fall back if a provider fails"
 
 
 @pytest.mark.parametrize("header", ["api-key", "authorization"])
@@ -492,7 +492,7 @@ def test_a_fallback_too_expensive_for_the_budget_is_left_out(
     reply = ask(gateway)
     assert (reply.status, second.provider.calls) == (200, [])
     notes = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["notes"]
-    assert notes["left_out"].startswith("second/gpt-4o: "), "should it fail, this is why nobody else was asked"
+    assert notes["left_out"].startswith("second/gpt-4o: "), "if the call fails, this explains the missing fallback"
     assert (
         "left_out"
         not in gateway.web.get(f"/api/calls/{ask(gateway, model='m').header('x-gateway-request-id')}").json["notes"]
@@ -524,7 +524,7 @@ def test_no_fallback_is_used_after_the_client_has_left(
     has_left.set()
     [call] = until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"))
     gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})
-    assert len(second.provider.calls) == before + 1, "only that last one"
+    assert len(second.provider.calls) == before + 1, "only the last call of this test"
     assert (call["outcome"], call["usage"]) == ("client_left", None)
 
 
@@ -654,4 +654,4 @@ def test_a_call_in_a_format_without_a_provider_is_refused_and_costs_nothing(
     assert f"the format {format_}: upstream takes {other}" in error["message"]
     assert reply.json.get("type") == ("error" if format_ == "messages" else None)
     assert mock.calls == []
-    assert gateway.web.get("/v1/models").status == 200, "what has no format is sent"
+    assert gateway.web.get("/v1/models").status == 200, "requests without a format are sent"

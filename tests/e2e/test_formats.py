@@ -181,7 +181,7 @@ def test_messages_replaced_by_a_compaction_are_dropped_first_or_do_not_count(
     assert ask(web, form, session, body, BUDGET).status == 200
     sent = form.sent(mock.calls[-1].body)
     if form.wire == "messages":
-        assert sent[:place] == elements[:place], "the provider drops that, whatever is sent"
+        assert sent[:place] == elements[:place], "the provider drops these messages itself"
         sent = [sent[0], *sent[place:]]
     calls, results = form.pairs(sent)
     assert sent[1] == compact
@@ -331,8 +331,8 @@ def test_a_stream_reserves_more_while_it_runs_and_ends_with_its_budget(
     assert 1_000 < reply.totals[1] < 3_500
     if path == "responses":
         charged = gateway.web.get(f"/api/calls/{reply.header('x-gateway-request-id')}").json["usage"]
-        told = reply.events[-1]["response"]["usage"]
-        assert told["input_tokens"] == charged["input_tokens"], "what was sent was weighed"
+        reported = reply.events[-1]["response"]["usage"]
+        assert reported["input_tokens"] == charged["input_tokens"], "the sent input is counted"
 
 
 def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
@@ -375,15 +375,15 @@ def test_the_openai_sdk_runs_a_long_agent_over_responses_within_its_budget(
 def test_server_side_state_is_named_in_a_header_because_it_is_not_counted(
     gateway: GatewayThread, session: str, stream: bool
 ) -> None:
-    def told(**body: Any) -> str | None:
+    def unseen_header(**body: Any) -> str | None:
         asked = {"model": "mock-small", "input": "hi", "stream": stream, **body}
         reply = gateway.web.post("/v1/responses", asked, {"x-session-id": session})
         assert reply.status == 200
         return reply.header("x-context-unseen")
 
-    assert told() is None
-    assert told(previous_response_id="resp_1") == "previous_response_id"
-    assert told(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
+    assert unseen_header() is None
+    assert unseen_header(previous_response_id="resp_1") == "previous_response_id"
+    assert unseen_header(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
 
 
 #: by path: a part that refers to a file instead of containing it, and the field that refers to it

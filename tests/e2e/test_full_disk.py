@@ -124,14 +124,14 @@ def test_with_a_full_disk_new_calls_are_refused_and_running_calls_are_settled_la
         refused = gateway.web.chat("s")
     assert (refused.status, refused.error["code"]) == (503, "store_unavailable")
     about_totals = ("x-session-cumulative", "x-session-usage")
-    assert [name for name, _ in refused.headers if name.startswith(about_totals)] == [], "nobody knows them"
+    assert [name for name, _ in refused.headers if name.startswith(about_totals)] == [], "the totals are unknown"
     assert refused.header("retry-after")
     with in_time():
         refused = ask_anthropic(gateway)
-    assert (refused.status, refused.json["type"]) == (503, "error"), "as the caller's own protocol says it"
+    assert (refused.status, refused.json["type"]) == (503, "error"), "the error has the format of the caller's API"
     assert refused.error["type"] in ("api_error", "overloaded_error")
     assert gateway.web.stream("new").status == 503
-    assert len(mock.calls) == sent, "what is refused costs nothing"
+    assert len(mock.calls) == sent, "refused calls cost nothing"
     assert not is_ready(gateway)
     assert gateway.web.get("/healthz").status == 200
 
@@ -143,7 +143,7 @@ def test_with_a_full_disk_new_calls_are_refused_and_running_calls_are_settled_la
     assert kept(gateway).keys() <= {"s"}
 
     make_room(gateway)
-    until(lambda: is_ready(gateway), what="it goes on by itself")
+    until(lambda: is_ready(gateway), what="it recovers without help")
     until(lambda: in_all(gateway) == billed(mock), what="each call is in the totals, once")
     until(lambda: gateway.web.chat("s").status == 200)
     assert in_all(gateway) == billed(mock)

@@ -240,7 +240,7 @@ def test_the_headers_of_a_call_match_the_counts_of_the_same_unsent_body(
 ) -> None:
     body = {"model": "gpt-5.1", "messages": agent(3)}
     asked = fetch_counts(small.base_url, body)
-    told = Counts.of(dict(small.web.post(CHAT, body).headers), 0)
-    assert (told.conversation_tokens, told.tool_tokens) == (asked.conversation_tokens, asked.tool_tokens)
-    assert (told.budget, told.remaining, told.room) == (asked.budget, asked.remaining, asked.room)
+    counted = Counts.of(dict(small.web.post(CHAT, body).headers), 0)
+    assert (counted.conversation_tokens, counted.tool_tokens) == (asked.conversation_tokens, asked.tool_tokens)
+    assert (counted.budget, counted.remaining, counted.room) == (asked.budget, asked.remaining, asked.room)
     assert 0 < (asked.remaining or 0) < WINDOW

@@ -181,7 +181,7 @@ def test_a_limit_set_by_the_gateway_fits_into_the_window(
     if "budget.calls" in limits:
         assert limit is None
     elif not output:
-        assert 16 <= limit < WINDOW - 2 * (words - 1), "beside the input as it is weighed"
+        assert 16 <= limit < WINDOW - 2 * (words - 1), "input and limit must fit into the window"
 
 
 def test_a_window_learned_from_an_error_bounds_the_output_limit(
@@ -277,8 +277,8 @@ def made_in(*passes: dict[str, object]) -> bytes:
 def test_an_advisor_model_is_reserved_and_charged_at_its_own_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
-    told = made_in(OWN_PASS, {"type": "advisor_message", **DEAR_PASS})
-    upstream = byte_server(lambda connection: connection.whole(told))
+    response = made_in(OWN_PASS, {"type": "advisor_message", **DEAR_PASS})
+    upstream = byte_server(lambda connection: connection.whole(response))
     gateway = gateway_server(upstream.url, models=PRICES, **{"budget.usd": 1})
 
     def advised(model: str, limit: int) -> Reply:
@@ -295,8 +295,8 @@ def test_an_advisor_model_is_reserved_and_charged_at_its_own_price(
 def test_an_iteration_of_a_model_named_only_in_the_response_is_charged_at_its_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
-    told = made_in({"type": "compaction", **DEAR_PASS}, OWN_PASS)
-    upstream = byte_server(lambda connection: connection.whole(told))
+    response = made_in({"type": "compaction", **DEAR_PASS}, OWN_PASS)
+    upstream = byte_server(lambda connection: connection.whole(response))
     gateway = gateway_server(upstream.url, models=PRICES)
     assert ask(gateway, "/v1/messages", model="cheap", max_tokens=100).status == 200
     cost = gateway.web.get("/api/sessions/s").json["cost_usd"]
@@ -311,8 +311,8 @@ def test_reported_cached_tokens_above_the_input_do_not_lower_the_charge(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
     usage = {"prompt_tokens": 10, "completion_tokens": 990, "total_tokens": 1_000}
-    told = completion(usage={**usage, "prompt_tokens_details": {"cached_tokens": 1_000}})
-    upstream = byte_server(lambda connection: connection.whole(told))
+    response = completion(usage={**usage, "prompt_tokens_details": {"cached_tokens": 1_000}})
+    upstream = byte_server(lambda connection: connection.whole(response))
     gateway = gateway_server(upstream.url, **{"budget.tokens": 100_000, "budget.count_cached": 0.1})
     assert ask(gateway, max_tokens=1_000).status == 200
     assert used(gateway)["tokens"] == 991
@@ -418,8 +418,8 @@ def test_a_refused_limit_of_the_client_is_not_changed(byte_server: StartUpstream
 def test_a_limit_learned_from_an_error_is_forgotten_if_it_did_not_help(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
-    told = iter(["max_tokens must be at most 100", "another reason"])
-    provider = Refusing(lambda _: next(told, None))
+    errors = iter(["max_tokens must be at most 100", "another reason"])
+    provider = Refusing(lambda _: next(errors, None))
     gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000_000})
     assert [ask(gateway).status for _ in range(2)] == [400, 200]
     assert [body["max_tokens"] for body in provider.seen] == [16_384, 100, 16_384]

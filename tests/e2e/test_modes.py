@@ -50,8 +50,8 @@ def test_a_call_can_request_a_stricter_mode(gateway: GatewayThread, mock: MockPr
     assert reply.header("x-response-mode") == "table"
     rows, text = sent(mock)[2], sent(mock)[4]
     assert "id|name|state" in rows["content"]
-    assert rows["x-kept"] == [1, 2], "what nobody here knows survives"
-    assert text["content"] == TEXT, "text is no table"
+    assert rows["x-kept"] == [1, 2], "unknown fields are kept"
+    assert text["content"] == TEXT, "text cannot become a table"
     assert sent(mock)[:2] == history(ROWS)[:2]
 
 
@@ -110,7 +110,7 @@ def test_a_fetched_result_is_sent_in_full_unless_the_budget_is_almost_used_up(
     assert send("summary") == send("handle_only") == TEXT
     used = gateway.web.get(f"/api/sessions/{session}").json["cumulative_token_usage"]["total_tokens"]
     gateway.web.chat(session, f"tokens={39_000 - used}/0", model="mock-large")
-    assert send(asked).endswith(f"{handle_in(sent(mock)[2]['content'])}]"), "it would be refused for the text"
+    assert send(asked).endswith(f"{handle_in(sent(mock)[2]['content'])}]"), "the full text would exceed the budget"
 
 
 def test_the_same_mode_sends_the_same_bytes_on_every_turn(
@@ -146,7 +146,9 @@ def test_a_handle_cannot_be_used_with_another_client_key(
     assert gateway.web.get(f"/api/results/{handle}", bob).status == 404
     assert gateway.web.get(f"/api/results/{handle}").status == 401
     call(gateway.web, "s", "handle_only", ROWS, **bob)
-    assert handle_in(sent(mock)[2]["content"]) != handle, "nor does it tell that another has the same text"
+    assert handle_in(sent(mock)[2]["content"]) != handle, (
+        "the handle does not reveal that another key has the same text"
+    )
 
 
 def test_a_handle_is_deleted_with_its_session_and_restored_by_the_next_call(
@@ -183,7 +185,7 @@ def test_results_beyond_the_storage_limit_are_sent_without_a_handle(
         assert "id|name|state" in rows, "a table has all of it, and needs no handle"
         assert more == TEXT + "\nmore"
     call(gateway.web, "other", "handle_only", TEXT + "\nmore")
-    assert "GET /api/results/" in sent(mock)[2]["content"], "another session has room of its own"
+    assert "GET /api/results/" in sent(mock)[2]["content"], "another session has its own limit"
     with closing(sqlite3.connect(gateway.store)) as db:
         assert db.execute("SELECT id, size FROM results ORDER BY id").fetchall() == [
             ("other", len(TEXT) + 5),

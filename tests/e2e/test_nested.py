@@ -63,8 +63,8 @@ def run(client: openai.OpenAI, expert: Expert) -> tuple[str, Any]:
         if not answer.tool_calls:
             return answer.content or "", raw.headers
         with ThreadPoolExecutor(4) as threads:
-            told = list(threads.map(lambda _: expert("What is two and two?"), answer.tool_calls))
-        for call, text in zip(answer.tool_calls, told, strict=True):
+            expert_texts = list(threads.map(lambda _: expert("What is two and two?"), answer.tool_calls))
+        for call, text in zip(answer.tool_calls, expert_texts, strict=True):
             messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
 
 

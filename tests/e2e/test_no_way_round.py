@@ -273,7 +273,7 @@ def test_requests_that_are_billed_later_are_refused_under_a_budget(
     reply = gateway.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
     assert (reply.status, reply.error["code"]) == (400, "not_metered")
     assert "budget.deferred" in reply.error["message"]
-    assert reply.header("x-session-unmetered") is None, "nothing was begun"
+    assert reply.header("x-session-unmetered") is None, "no call was sent"
     assert mock.calls == []
     gateway.stop()
     free = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.deferred": "forward"})

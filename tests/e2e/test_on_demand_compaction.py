@@ -126,7 +126,7 @@ def test_turns_after_a_signed_compaction_are_trimmed_only_without_bound_thinking
     if overflow == "error":
         assert sent["messages"][0] == {"role": "assistant", "content": [SIGNED]}
         assert b'"signature": "c2ln"' not in mock.calls[-1].body.replace(b'":"', b'": "'), (
-            "no thinking that the provider would refuse is left"
+            "no thinking remains that the provider would refuse"
         )
     else:
         assert sent == body
@@ -141,4 +141,4 @@ def test_turns_after_a_signed_compaction_are_trimmed_if_no_thinking_is_bound(
     assert reply.status == 200
     assert reply.header("x-context-trimmed") != "none"
     sent = json.loads(mock.calls[-1].body)["messages"]
-    assert sent[0] == {"role": "assistant", "content": [SIGNED]}, "the block stays first, as it came"
+    assert sent[0] == {"role": "assistant", "content": [SIGNED]}, "the block stays first and unchanged"

@@ -154,7 +154,7 @@ def test_after_the_grace_a_stream_ends_with_an_error_and_is_charged(
     assert not answer.clean
     calls, total, estimated = kept(gateway, "s")
     assert calls == 1
-    assert total == estimated > len(answer.events), "a token at least for each, and the question"
+    assert total == estimated > len(answer.events), "at least one token per event, and the input"
     assert "Traceback" not in gateway.errors.read_text()
 
 
@@ -172,7 +172,7 @@ def test_after_the_grace_a_responses_stream_ends_with_numbered_error_events(
     assert answer.events[-1]["type"] == "response.failed"
     response = answer.events[-1]["response"]
     assert response["id"] == answer.events[0]["response"]["id"]
-    assert response["output"][0]["content"][0]["text"], "what was delivered is part of it"
+    assert response["output"][0]["content"][0]["text"], "delivered text is part of the response"
     assert [event["sequence_number"] for event in answer.events] == list(range(len(answer.events)))
     assert len(answer.events) > 1
 

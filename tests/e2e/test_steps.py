@@ -87,7 +87,7 @@ def test_the_evaluation_example_passes_through_its_steps_within_one_turn(
     assert found["recent_tools"] == ["read_draft", "list_flaws", "argue_for", "argue_against", "verdict"]
     lists = {tuple(one["function"]["name"] for one in json.loads(call.body)["tools"]) for call in mock.calls}
     if has_choice:
-        assert lists == {NAMES}, "the list stays as it was, and with it the provider's cache"
+        assert lists == {NAMES}, "the list is unchanged, so the provider's cache stays valid"
 
 
 def test_the_transcript_in_the_guide_matches_the_output_of_the_command() -> None:
@@ -551,7 +551,7 @@ def clients_of_one_session(webs: list[Web]) -> None:
     done.set()
     watcher.join(LIMIT_S)
     for indices in (*seen.values(), watched):
-        assert indices == sorted(indices), "it never goes backwards"
+        assert indices == sorted(indices), "the index never decreases"
     assert all(first < second for indices in seen.values() for first, second in pairwise(indices))
     assert sorted(index for indices in seen.values() for index in indices) == list(range(1, ENTRIES + 1))
 

@@ -271,7 +271,7 @@ def test_the_tool_list_is_unchanged_on_all_turns_if_thinking_is_bound_to_it(
     assert places == ["1", "1", "2", "2", "2"]
     assert len(upstream.requests) == 5
     assert len(set(provider.lists)) == 1
-    assert names(upstream.requests[0].json) == ["read_a", "write_a", "check"], "no step allows the other one"
+    assert names(upstream.requests[0].json) == ["read_a", "write_a", "check"], "no step allows the tool 'secret'"
     assert [offered(one.json) for one in upstream.requests] == [
         ["read_a"],
         *[["check"]] * 2,

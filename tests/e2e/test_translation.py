@@ -830,7 +830,7 @@ def test_a_client_that_leaves_a_stream_is_charged_and_the_upstream_call_is_close
         with in_time():
             until(lambda: gateway.web.get("/api/sessions/s").status == 200, what="it is settled")
             until(lambda: totals(gateway, "s")[1] >= 50, what="what was delivered is charged")
-            until(lambda: left == [True], what="the provider is hung up on")
+            until(lambda: left == [True], what="the connection to the provider is closed")
 
 
 def test_a_call_during_the_loading_of_litellm_waits(

@@ -114,7 +114,7 @@ def test_an_unread_result_is_sent_complete_while_an_older_one_is_shortened(
     assert shown["call_n0"] == FITS
     assert HANDLE in shown["call_old"]
     assert reply.header("x-response-mode") == mode
-    assert reply.header("x-context-trimmed") == "summary=1", "the older one"
+    assert reply.header("x-context-trimmed") == "summary=1", "only the older result is shortened"
 
 
 @WIRES

@@ -308,8 +308,8 @@ def test_a_stream_that_ends_too_early_in_http_ends_with_an_error_event(
     answer = web.post(path, {"model": "m", "stream": True, **body}, {"x-session-id": session})
     assert begun in answer.body
     last = answer.events[-1]
-    told = last["response"] if api == "responses" else last
-    assert "before the response was complete" in told["error"]["message"]
+    error_holder = last["response"] if api == "responses" else last
+    assert "before the response was complete" in error_holder["error"]["message"]
     assert not answer.clean
     found = the_call(web, session)
     assert found["outcome"] == "upstream_broken"
@@ -345,7 +345,7 @@ def test_bytes_after_the_end_mark_do_not_change_the_usage(pause_s: float, script
     answer = scripted.play(script).stream(session)
     assert answer.clean
     assert answer.totals == (30, 4, 34)
-    assert b"1000" not in answer.body, "nobody asked for it"
+    assert b"1000" not in answer.body, "the client did not request usage"
     assert b"garbage" in answer.body
     assert scripted.web.get(f"/api/sessions/{session}").json["calls"] == 1
 
@@ -831,7 +831,9 @@ def test_memory_stays_bounded_for_any_response(gateway_process: StartProcess, by
             before = [connection.sent for connection in sent]
             time.sleep(0.3)
             now = [connection.sent for connection in sent]
-            assert max(now) < 2 * held_by_the_kernel() + (8 << 20), "the provider is read although nobody reads us"
+            assert max(now) < 2 * held_by_the_kernel() + (8 << 20), (
+                "the provider is read although the clients read nothing"
+            )
             return now == before
 
         upstream.script = firehose

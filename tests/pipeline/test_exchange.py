@@ -91,13 +91,13 @@ async def test_the_store_is_read_once_before_a_call_is_sent(body: bytes, world: 
     reply, _ = await world.call(world.incoming(body))
     assert asked == ["opening"]
     assert reply.totals is not None
-    assert reply.totals.calls == (1 if body is STREAM else 2), "a stream says at its beginning what was used before it"
+    assert reply.totals.calls == (1 if body is STREAM else 2), "a stream reports the earlier usage at its start"
 
 
 async def test_the_totals_sent_before_a_file_are_read_when_it_arrives(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"audio/wav")], pieces=[b"x"])
     async with world.gateway.handle(world.incoming()) as reply:
-        assert world.store.asked == ["opening", "totals"], "what was read when the call began is long ago"
+        assert world.store.asked == ["opening", "totals"], "the totals read at the start are too old"
         assert reply.totals is not None
 
 
@@ -320,7 +320,7 @@ async def test_results_that_could_not_be_stored_are_not_sent_beyond_the_reservat
     (balance,) = await world.store.balances([Claim(KEY.account)])
     assert balance.held == NOTHING
     if limits.tokens is None:
-        assert (reply.status, len(world.upstream.sent)) == (200, 1), "how long it is costs nothing of such a budget"
+        assert (reply.status, len(world.upstream.sent)) == (200, 1), "the size does not count for this budget"
     else:
         assert (reply.status, world.upstream.sent, balance.used) == (503, [], NOTHING)
         assert b"Try again shortly" in body_text
@@ -414,7 +414,7 @@ async def test_a_hold_taken_although_the_store_seemed_unavailable_is_released() 
     assert world.upstream.sent == []
     await world.settler.aclose()
     (balance,) = await world.store.balances([Claim(KEY.account)])
-    assert not any(balance.held), "when its lease ends a call that was never sent would be charged"
+    assert not any(balance.held), "otherwise an unsent call is charged when its lease ends"
     assert not any(balance.used)
 
 
@@ -460,7 +460,9 @@ async def test_holds_of_running_calls_count_as_used_without_the_store() -> None:
     async with world.gateway.handle(world.incoming(STREAM)) as running:
         assert running.status == 200
         world.store.away = True
-        assert [(await world.call())[0].status for _ in range(2)] == [400, 400], "the stream holds all that is left"
+        assert [(await world.call())[0].status for _ in range(2)] == [400, 400], (
+            "the stream has reserved the remaining budget"
+        )
         world.store.away = False
 
 
@@ -486,7 +488,7 @@ async def test_a_stream_reserved_during_an_outage_does_not_wait_for_the_store_af
         assert not isinstance(running.body, bytes)
         assert [part async for part in running.body]
     await world.settler.aclose()
-    assert store.reserved == 0, "its hold is taken by those who renew holds"
+    assert store.reserved == 0, "the hold is taken when leases are renewed"
     (balance,) = await store.balances([Claim(KEY.account)])
     assert (balance.used.tokens, balance.held.tokens) == (15, 0)
 
@@ -614,7 +616,7 @@ async def test_usage_reported_for_other_sessions_refuses_no_session(reported: li
     first = [await ask(f"first-{number}", tokens) for number, tokens in enumerate(reported)]
     assert first == [200] * len(reported)
     assert [await ask(f"later-{number}", 10) for number in range(5)] == [200] * 5
-    assert await ask(f"first-{len(reported) - 1}", 10) == 400, "its own report is true of itself"
+    assert await ask(f"first-{len(reported) - 1}", 10) == 400, "a session's own report applies to itself"
 
 
 @pytest.mark.parametrize("policy", ["derive", "require", "none"])

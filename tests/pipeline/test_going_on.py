@@ -105,7 +105,7 @@ async def test_a_credential_for_another_provider_is_refused_even_with_a_previous
     sent = len(world.upstream.sent)
     other = [(b"authorization", b"Bearer sk-q-1")]
     reply, _ = await world.call(asking(world, headers=other, previous_response_id="resp_1"))
-    assert (reply.status, len(world.upstream.sent)) == (401, sent), "as without an answer to go on from"
+    assert (reply.status, len(world.upstream.sent)) == (401, sent), "as without a previous response"
 
 
 async def test_a_model_not_offered_by_the_provider_of_the_response_uses_its_own_route() -> None:
@@ -198,7 +198,7 @@ async def test_requests_about_a_response_go_to_the_provider_that_stores_it(metho
     assert (await world.call(about(world, method, path, caller=limited)))[0].status == 200
     assert last_provider(world) == "q"
     await world.call(about(world, method, path, caller=Caller("bob")))
-    assert last_provider(world) == "p", "as whatever names no model"
+    assert last_provider(world) == "p", "like a request without a model"
     refused, _ = await world.call(about(world, method, path, caller=Caller("bob", models=("m",))))
     assert refused.status == 404
 

@@ -105,7 +105,7 @@ def test_the_openai_sdk_lists_and_retrieves_models_of_gateway_and_provider(
     assert [model.id for model in gpt.models.list()] == ["fast", "mock-large", "mock-small"]
     alias = gpt.models.retrieve("fast")
     assert (alias.id, alias.object, alias.created, alias.owned_by) == ("fast", "model", 0, "upstream")
-    assert len(mock.calls) == 1, "an alias is ours to describe"
+    assert len(mock.calls) == 1, "an alias is described by the gateway"
     assert gpt.models.retrieve("mock-small").created > 0
     with pytest.raises(openai.NotFoundError):
         gpt.models.retrieve("missing")
@@ -366,6 +366,6 @@ async def test_a_slow_provider_is_not_waited_for(begins: bool) -> None:
 
     routes = Routes([ModelRule("fast", "p")], ["p"], "p")
     async with ModelList(routes, call, max_wait_s=0.05).handle(request()) as reply:
-        assert left.is_set(), "the provider is hung up on"
+        assert left.is_set(), "the connection to the provider is closed"
         assert isinstance(reply.body, bytes)
         assert [row["id"] for row in json.loads(reply.body)["data"]] == ["fast"]

@@ -102,7 +102,7 @@ async def test_a_stream_is_metered_with_any_content_type(
     world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=pieces)
     _, original = await world.call(world.incoming(STREAM))
     assert spent(world) == ("provider", 10, 5)
-    assert usage_chunk() not in original, "nobody asked for it"
+    assert usage_chunk() not in original, "the client did not request usage"
     assert original.startswith(chunk("one ") + chunk("two"))
 
 
@@ -246,7 +246,7 @@ async def test_a_stream_that_cannot_be_reserved_is_journaled_before_its_first_pa
         world.store.away = True
         await anext(aiter(reply.body))
         (noted,) = world.noted
-        assert (noted.outcome, noted.charge is not None) == (ORPHANED, True), "should this worker die now"
+        assert (noted.outcome, noted.charge is not None) == (ORPHANED, True), "needed if this worker dies now"
     await world.settler.aclose()
 
 
@@ -260,7 +260,7 @@ async def test_a_stream_continues_under_a_budget_set_before_its_first_part(
         body = aiter(reply.body)
         await anext(body)
         (orphaned,) = await world.store.calls(KEY, 9)
-        assert (orphaned.outcome, orphaned.charge is not None) == (ORPHANED, True), "should this worker die now"
+        assert (orphaned.outcome, orphaned.charge is not None) == (ORPHANED, True), "needed if this worker dies now"
         assert b"".join([piece async for piece in body]).endswith(DONE)
     (record,) = await world.store.calls(KEY, 9)
     assert record.outcome == "ok"
@@ -335,7 +335,7 @@ async def test_the_cost_of_audio_output_is_unknown(world: World, kind: bytes) ->
     assert (tokens_in > 0, tokens_out, usd) == (True, 0, None)
     assert (await world.store.totals(KEY)).unpriced_calls == 1
     assert "audio" in world.record.notes["price"]
-    assert world.record.spent.nano_usd > 0, "of a budget no less is taken than is known"
+    assert world.record.spent.nano_usd > 0, "the known minimum is charged to the budget"
 
 
 @pytest.mark.parametrize(

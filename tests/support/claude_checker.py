@@ -34,8 +34,8 @@ class _Born:
 class _Walk:
     """The part of a prompt that was read so far.
 
-    `sent` lists the thinking blocks as sent. `kept` lists them without those that failed the check and were dropped. The
-    pages do not say which of the two lists a new block is bound to. Blocks that the model cannot read are in both,
+    `sent` lists the thinking blocks as sent. `kept` lists them without those that failed the check and were dropped.
+    The pages do not say which of the two lists a new block is bound to. Blocks that the model cannot read are in both,
     because they may stay in the history and are read again after a return to their model.
     """
 
