@@ -70,7 +70,7 @@ def known_models(table: Mapping[str, msgspec.Raw], chosen: TokenizerFamilies) ->
     names = [*_of_table(table), *_of_rows(own)]
     for provider, model, wire in dict.fromkeys(names):
         facts = catalog.facts(Route(provider, model))
-        yield Known(provider, model, chosen.of(model, provider, wire), facts)
+        yield Known(provider, model, chosen.find(model, provider, wire), facts)
 
 
 def _of_table(table: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, str, str]]:

@@ -90,10 +90,10 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
         residuals[key] = (*residuals.get(key, ()), Residual(residual, estimate.tokens))[-MAX_RESIDUALS:]
         if session:
             before = found.last
-            last = before.then(residual, estimate.frames) if before else LastTurn(key, residual, estimate.frames)
+            last = before.followed_by(residual, estimate.frames) if before else LastTurn(key, residual, estimate.frames)
             sessions[session] = last
-            if last.over:
-                frames[key] = (*frames.get(key, ()), Residual(last.added, last.over))[-MAX_RESIDUALS:]
+            if last.frame_changes:
+                frames[key] = (*frames.get(key, ()), Residual(last.added, last.frame_changes))[-MAX_RESIDUALS:]
 
 
 def show(name: str, errors: list[float]) -> None:

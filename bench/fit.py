@@ -59,7 +59,7 @@ def policy() -> TrimPolicy:
     worth = RelevanceFactors(**json.loads(os.environ.get("FIT_WORTH", "{}")))
     strategies = (Dedupe(), Condense(worth), Shorten(), Drop())
     recall: Any = os.environ.get("FIT_RECALL", "off")
-    return TrimPolicy(strategies=strategies, recall=recall, worth=worth, **numbers)
+    return TrimPolicy(strategies=strategies, recall=recall, relevance=worth, **numbers)
 
 
 class Trimmer:

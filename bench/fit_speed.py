@@ -72,7 +72,7 @@ class Session:
 
     def _read_ahead(self, conversation: Conversation, limit: int) -> None:
         start = time.thread_time()
-        filled = sum(self.reader.weights(conversation)) / limit
+        filled = sum(self.reader.token_counts(conversation)) / limit
         some = messages_to_read(len(conversation.keys), filled)
         if some:
             part = slice(some.start, some.stop)

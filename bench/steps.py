@@ -261,13 +261,13 @@ async def unused_us(pairs: int) -> Figure:
         async with gateway_of(settings_of(Path(folder)), upstream := Upstream()) as gateway:
             upstream.body = answer("read_a")
             seen: list[Any] = []
-            real = gateway.steps.going
+            real = gateway.steps.transition
 
             def keep(progress: Any, record: Any) -> Any:
                 seen.append((progress, record))
                 return real(progress, record)
 
-            gateway.steps.going = keep  # type: ignore[method-assign]
+            gateway.steps.transition = keep  # type: ignore[method-assign]
             await call(gateway, Kind("", [], 20).body, "s")
             ((progress, record),) = seen
             steps, runs = gateway.steps, []
@@ -276,7 +276,7 @@ async def unused_us(pairs: int) -> Figure:
                 for _ in range(pairs):
                     await steps.begin(progress, progress.call)
                     steps.restrict(progress)
-                    steps.taken(progress)
+                    steps.accepted(progress)
                     real(progress, record)
                 runs.append((time.process_time_ns() - began) / pairs / 1000)
     return Figure("no steps configured", 0.0, statistics.median(runs), max(runs) - min(runs), 2.0)

@@ -161,7 +161,7 @@ class Wired:
             view.messages,
             self._reader,
             pinned=view.held,
-            leading=view.leading,
+            leading=view.undroppable,
             following=view.following,
             priorities=stale,
             takes_turns=False,

@@ -303,7 +303,7 @@ def test_requests_and_records_are_distinguished(recording: Path, played: Played,
     done = gateway_command("replay", "--records", recording)
     assert done.code == 1
     assert "requests.jsonl, line 1: is a request" in done.err
-    assert "no record of a call" in done.err
+    assert "not a record of a call" in done.err
 
 
 def test_control_characters_in_names_are_replaced(recording: Path, gateway_command: Commands) -> None:

@@ -91,7 +91,7 @@ def test_attempt_without_output_before_a_fallback_is_not_billed() -> None:
 
 @pytest.mark.parametrize(("category", "tokens"), [("cyber", 450), ("bio", 850)])
 def test_the_category_of_an_attempt_is_that_of_its_fallback_block(category: str, tokens: int) -> None:
-    served = answer(SERVED, "end_turn", declined=(category,))
+    served = answer(SERVED, "end_turn", fallback_refusals=(category,))
     assert billed_usage(served).input_tokens == tokens
 
 
@@ -109,7 +109,7 @@ def test_each_refused_attempt_is_judged_by_its_own_category() -> None:
         (("cyber", "bio"), "bio", 950),
         (("bio", "bio"), "bio", 1_350),
     ):
-        assert billed_usage(answer(refused, declined=declined, refusal=last)).input_tokens == tokens
+        assert billed_usage(answer(refused, fallback_refusals=declined, refusal=last)).input_tokens == tokens
 
 
 def test_passes_of_one_model_are_one_attempt_and_other_passes_stay_billed() -> None:

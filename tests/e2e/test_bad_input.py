@@ -458,7 +458,7 @@ def test_a_credential_or_host_that_is_sent_twice_is_refused(
     body = b'{"model":"m","messages":[]}'
     answer = talk(web.url, b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body]))
     assert answer.status == 400
-    assert answer.error["message"].endswith("Send one.")
+    assert answer.error["message"].endswith("Send only one.")
     if path == "/v1/messages":
         assert answer.json["type"] == "error"
     assert mock.calls == []

@@ -75,7 +75,7 @@ def test_as_many_bodies_as_fit_are_served_at_once(bench: Bench) -> None:
     until(lambda: sum(call.done() for call in calls) == 4, what="four are refused")
     refused = [call.result() for call in calls if call.done()]
     assert {(one.status, one.error["code"]) for one in refused} == {(503, "overloaded")}
-    assert "hold 16 MiB of 16 MiB" in refused[0].error["message"]
+    assert "use 16 MiB of 16 MiB" in refused[0].error["message"]
     until(lambda: len(bench.upstream.requests) == FIT, what="all others are sent")
     assert {len(request.body) for request in bench.upstream.requests} == {MIB}
     bench.held.release()

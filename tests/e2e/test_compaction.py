@@ -492,7 +492,7 @@ def test_hosts_of_openai_compact_translated_providers_do_not_and_others_are_aske
 
 
 def test_a_translated_provider_cannot_be_configured_to_compact() -> None:
-    with pytest.raises(ValueError, match="adapter litellm, which cannot translate it"):
+    with pytest.raises(ValueError, match="does not work with adapter: litellm"):
         config.Provider(adapter="litellm", compaction=True)
 
 

@@ -651,7 +651,7 @@ def test_a_call_in_a_format_without_a_provider_is_refused_and_costs_nothing(
     reply = gateway.web.post(path, {"model": "mock-small", **body}, {"x-session-id": "s"})
     assert reply.status == 400
     error = reply.json["error"]
-    assert f"the format {format_}: upstream takes {other}" in error["message"]
+    assert f"the format {format_}: upstream accepts {other}" in error["message"]
     assert reply.json.get("type") == ("error" if format_ == "messages" else None)
     assert mock.calls == []
     assert gateway.web.get("/v1/models").status == 200, "requests without a format are sent"

@@ -127,8 +127,8 @@ def test_a_cancelled_stream_is_charged_for_the_delivered_output(
 @pytest.fixture
 def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """Yield a gateway that cancels, and sends keepalive probes to its clients after one second."""
-    monkeypatch.setattr(serving, "_ASKING", KeepaliveSettings(after_s=1, every_s=1, times=1))
-    monkeypatch.setattr(serving, "_UNHEARD_S", 1.0)
+    monkeypatch.setattr(serving, "_CLIENT_KEEPALIVE", KeepaliveSettings(after_s=1, every_s=1, times=1))
+    monkeypatch.setattr(serving, "_UNACKNOWLEDGED_S", 1.0)
     gateway = GatewayThread(tmp_path, mock_server.url, {"sessions.on_disconnect": "cancel"})
     yield gateway.web
     gateway.stop()

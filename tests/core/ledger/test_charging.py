@@ -254,7 +254,7 @@ def test_output_limit_is_set_only_if_the_budget_is_the_bound(need: CallNeed, lim
         CallNeed,
         st.integers(0, 10**6),
         output=st.one_of(st.none(), st.integers(1, 10**7)),
-        answers=st.integers(1, 9),
+        choices=st.integers(1, 9),
         can_grow=st.booleans(),
         room=st.one_of(st.none(), st.integers(16, 10**6)),
     ),
