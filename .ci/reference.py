@@ -79,15 +79,14 @@ class Keys:
         plain = {name: node for name, node in sections.items() if not self._inner(node)}
         parts = [
             prose("""
-                Every key of `gateway.yaml`; none is required. `gateway init` writes a file with all of them and
-                comments, `gateway check` finds what is wrong in it, and [the
-                schema](../../config/gateway.schema.json) lets editors do both. `NAME` stands for a name of your own,
-                `[]` for an entry of a list. Each key can also come from the environment, as
-                `GATEWAY_SERVER_PORT=9000`, a list as `GATEWAY_SESSIONS_ID_HEADERS='[x-trace, x-session-id]'`;
-                an empty variable counts as not set, and `null` takes a value away.
-                `${VARIABLE}` and `${VARIABLE:-default}` work in any string. What each part is for is told in the pages
-                of this documentation; which keys take effect without a restart, in
-                [Deploy the gateway](../guides/deploy.md#reload).
+                All keys of `gateway.yaml`. None is required. `gateway init` writes a commented file with all keys, and
+                `gateway check` lists the errors of a file. With [the schema](../../config/gateway.schema.json) editors
+                complete and check it. `NAME` is a name of your own, and `[]` is an entry of a list.
+
+                A key can also be set by an environment variable: `GATEWAY_SERVER_PORT=9000`, or for a list
+                `GATEWAY_SESSIONS_ID_HEADERS='[x-trace, x-session-id]'`. An empty variable counts as not set; `null`
+                removes a value. `${VARIABLE}` and `${VARIABLE:-default}` work in every string.
+                [Deploy the gateway](../guides/deploy.md#reload) lists the keys that need a restart.
             """),
             "## Top level",
             self._table(self._rows(plain, "")),
@@ -193,21 +192,22 @@ def headers_page() -> str:
         "Headers",
         "## Requests",
         table(("header", "meaning"), ((code(name), about) for name, about in asked.items())),
-        f"Keys come in {keys}: a client key where client keys are configured, else the credential for the provider, "
-        "which is forwarded where the gateway holds none.",
-        "A session may also be named by these headers, which other gateways and some clients send by themselves; the "
-        f"first valid one counts, after those of `sessions.id_headers`: {known}, and any "
-        "other `x-…-session-id`. [Clients](../clients.md#headers-that-name-a-session) says which client sends what.",
-        "Everything else is forwarded, but for cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
-        "those that name another method or path (`x-http-method-override`, `x-original-url`).",
-        "## Answers",
-        "The session headers come with every metered call: a `POST` that a provider bills for, refused calls included. "
-        "A stream sends its headers before its usage is known: they hold the totals before the call, and those after "
-        "it stand in a comment in front of the stream's end mark, one line a header (`sessions.stream_totals`).",
+        f"Keys come in {keys}. If client keys are configured, this is a client key. Otherwise it is the credential for "
+        "the provider, which is forwarded if the gateway has no key of its own.",
+        "These headers, which other gateways and some clients send, also name a session. The first valid one counts, "
+        f"after those of `sessions.id_headers`: {known}, and any other `x-…-session-id`. "
+        "[Clients](../clients.md#headers-that-name-a-session) lists which client sends which header.",
+        "All other headers are forwarded, except cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
+        "headers that name another method or path (`x-http-method-override`, `x-original-url`).",
+        "## Responses",
+        "Every metered call, also a refused one, has the session headers. A metered call is a `POST` that a provider "
+        "bills. A stream sends its headers before its usage is known, so they hold the totals before the call. The "
+        "totals after it are in a comment before the stream's end mark, one line for each header "
+        "(`sessions.stream_totals`).",
         table(("header", "value"), ((code(name), about) for name, about in headers.RESPONSE_HEADERS.items())),
-        "A provider's own headers are passed on, such as its id of the request (`x-request-id`, Anthropic: "
-        "`request-id`), which SDKs show as `request_id` and its support asks for. A response of the gateway itself has "
-        "no such id.",
+        "The provider's own headers are passed on. One of them is its request id (`x-request-id`, Anthropic: "
+        "`request-id`), which SDKs show as `request_id` and the provider's support asks for. A response of the gateway "
+        "itself has no such id.",
     )
 
 
@@ -234,26 +234,26 @@ def errors_page() -> str:
     )
     return page(
         "Errors",
-        "What the gateway refuses or cannot do itself. A provider's own error is passed on as it came, with "
+        "Errors of the gateway itself. A provider's own error is passed on unchanged, with "
         "`x-gateway-upstream-error: true`.",
         table(
             ("code", "status", "type (OpenAI)", "type (Anthropic)", "`x-should-retry`", "`Retry-After`", "when"), rows
         ),
         "`budget.exhausted_status` changes the status of `budget_exhausted`. `rate_limit_exceeded` has the rest of the "
-        "minute as `Retry-After`. Refusals of a request whose head could not be read come before all this: "
-        "`invalid_request` (400), `header_timeout` (400), `headers_too_large` (431).",
-        "Paths of OpenAI's APIs, and the gateway's own, answer with",
+        "minute as `Retry-After`. A request whose head cannot be read gets `invalid_request` (400), `header_timeout` "
+        "(400) or `headers_too_large` (431).",
+        "Paths of OpenAI's APIs and of the gateway itself return",
         fenced(example, lambda: openai_errors.body(example)),
         "and paths of Anthropic's with",
         fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e")),
-        "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
+        "After a stream has begun, an error is its last event, in the format of the stream. "
         "[Cap spending](../guides/cap-spending.md) says more about errors that have `error.budget`.",
         "## Refusals of litellm",
-        "Of a provider with [`adapter: litellm`](../guides/providers.md#what-is-translated) one more is answered in "
-        "the provider's place, with `x-gateway-upstream-error: true` as what it says itself:",
+        "For a provider with [`adapter: litellm`](../guides/providers.md#what-is-translated), litellm itself may "
+        "refuse a request. This error has `x-gateway-upstream-error: true`, like an error of the provider:",
         untranslatable(),
-        "Leave out the field that the message names, or send the call to a provider that takes it; the same call again "
-        "is refused again. Nothing was sent to the provider, and nothing is charged.",
+        "Leave out the field that the message names, or use a provider that accepts it; a retry is refused again. "
+        "Nothing was sent to the provider, and nothing is charged.",
     )
 
 
@@ -434,7 +434,7 @@ def commands_page() -> str:
 
 
 def commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """All commands, those of groups behind their group."""
+    """Yield all commands; the commands of a group follow the group."""
     for name, command in getattr(group, "commands", {}).items():
         yield f"{prefix} {name}", command
         yield from commands(command, f"{prefix} {name}")

@@ -1,9 +1,13 @@
-"""What mkdocs does not do by itself: pages that stand outside docs/, and files that pages link to.
+"""Add to the mkdocs site the pages outside docs/ and the files that pages link to.
 
-Every page links by paths of the repository, so that the links hold where its files are read. Here they are made to
-hold in the site too: README and its like become pages, every other file that a page links to comes along under files/,
-a folder as a page with its files. A link that leads nowhere is left as it is, and fails the build as mkdocs sees fit.
-At the end the site is searched for anything that a browser would fetch from elsewhere.
+Pages link by paths of the repository, so that the links work where its files are read. This module rewrites them for
+the site:
+
+- README and other pages outside docs/ become pages of the site.
+- Every other linked file is copied to files/. A folder becomes a page that lists its files.
+- A broken link stays, and mkdocs fails the build.
+
+At the end the site is searched for anything that a browser would fetch from other hosts.
 """
 
 # ruff: noqa: INP001  # hooks of mkdocs.yml
@@ -58,7 +62,7 @@ class Fetched(HTMLParser):
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what stands elsewhere."""
+    """Add the pages outside docs/ and the linked files."""
     texts = {name: (_ROOT / name).read_text("utf-8") for name in _PAGES}
     texts |= {_DOCS + file.src_uri: file.content_string for file in files.documentation_pages()}
     for name, target in _PAGES.items():
@@ -79,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Refuse a site that fetches anything from elsewhere."""
+    """Fail the build if the site fetches anything from other hosts."""
     found = [line for path in Path(config.site_dir).rglob("*") for line in fetched(path)]
     if found:
         raise PluginError("the site would fetch from elsewhere:\n" + "\n".join(found))
@@ -124,7 +128,7 @@ def repository_path(link: str, source: str) -> str:
 
 
 def site_path(name: str) -> str:
-    """Where a file or folder of the repository stands in the site."""
+    """Return the path of a repository file or folder in the site."""
     if name in _PAGES:
         return _PAGES[name]
     if name.startswith(_DOCS):

@@ -263,21 +263,21 @@ async def unused_us(pairs: int) -> Figure:
             seen: list[Any] = []
             real = gateway.steps.transition
 
-            def keep(progress: Any, record: Any) -> Any:
-                seen.append((progress, record))
-                return real(progress, record)
+            def keep(state: Any, record: Any) -> Any:
+                seen.append((state, record))
+                return real(state, record)
 
             gateway.steps.transition = keep  # type: ignore[method-assign]
             await call(gateway, Kind("", [], 20).body, "s")
-            ((progress, record),) = seen
+            ((state, record),) = seen
             steps, runs = gateway.steps, []
             for _ in range(20):
                 began = time.process_time_ns()
                 for _ in range(pairs):
-                    await steps.begin(progress, progress.call)
-                    steps.restrict(progress)
-                    steps.accepted(progress)
-                    real(progress, record)
+                    await steps.begin(state, state.call)
+                    steps.restrict(state)
+                    steps.accepted(state)
+                    real(state, record)
                 runs.append((time.process_time_ns() - began) / pairs / 1000)
     return Figure("no steps configured", 0.0, statistics.median(runs), max(runs) - min(runs), 2.0)
 
