@@ -58,10 +58,10 @@ class RoutingState:
         routes: the models that may serve the call, at their providers, in the order in which they are tried.
             `budget.accounts` removes those for which nothing could be reserved.
         route: the route that is tried now, or that has responded.
-        home: the first route, if nothing is known of the conversation but its model and its session.
+        home: the first route before any failure, and before thinking blocks moved another route to the front.
         kept_at: the provider that keeps the response which the call continues; None if unknown.
-        others: models that the call lets its providers use instead of its own.
-        advisors: models that the call allows its own model to ask.
+        others: other models that the providers may use instead of the call's model, because the call allows it.
+        advisors: models that the call's model may ask for advice, with a tool of the provider.
     """
 
     routes: tuple[Route, ...] = (_NO_ROUTE,)
@@ -79,7 +79,7 @@ class RoutingState:
     def instead(self, *routes: Route, besides: bool = True) -> list[Route]:
         """Return the models that the providers of these routes may use instead of the call's own model.
 
-        `besides`: also those that its own model may ask, which never respond to the client.
+        `besides`: also return the advisors, which never respond to the client.
         """
         named = (*self.others, *self.advisors) if besides else self.others
         if not named:
@@ -112,7 +112,7 @@ class BudgetState:
 
     @property
     def is_far_over(self) -> bool:
-        """Whether more tokens came beyond the hold than a stream brings between two checks."""
+        """Whether the response is longer than the hold by more than a stream delivers between two checks."""
         lease = self.hold.lease if self.hold is not None else None
         return lease is not None and lease.delivered() > lease.end + lease.check_bytes
 
@@ -125,7 +125,7 @@ class StepsState:
         active: the position of the call's agent in its steps; None without steps.
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
-        refused_changes: the model that refused a system message which withdraws tools.
+        refused_changes: the route whose model refused a system message that removes tools; None if none did.
     """
 
     active: ActiveStep | None = None
@@ -145,16 +145,16 @@ class ContextState:
         counts: the token counts of these contents, if the steps needed them; used once, instead of counting again.
         mode: the response mode of tool results that the model has read; None before the request is composed.
         tried: the response modes that are tried now.
-        extracts: the chosen blocks of tool results that do not fit, by the name of each (`ConversationResults.names`).
-        extracts_room: the tokens that these were chosen for; None without any.
+        extracts: the blocks to send of unread tool results that do not fit, by name (`ConversationResults.names`).
+        extracts_room: the token limit for which `extracts` were chosen; None without any.
         unread: how unread tool results are shown, by name, for the session to remember.
         shown: the tool results as they are shown; None if all are unchanged.
-        thinking: what is sent of thinking that its model binds to the prefix; None for other models.
+        thinking: what is sent of the thinking, if the model accepts it only after an unchanged prefix; else None.
         request: what was planned for: contents, route, limits.
         summary_use: whether a summary of dropped messages may still be requested; a call waits for one at most.
         plan: the messages to send, and their token counts.
         affordable: input tokens that the budgets allowed before anything was reserved; None without a budget.
-        found_at_provider: what in a large request refers to content that only the provider has; None: see `unseen`.
+        found_at_provider: the cached result of `CallState.at_provider` for a large request; None if not searched yet.
         unread_thinking: thinking blocks of the request that the current route cannot read.
     """
 
@@ -197,7 +197,7 @@ class DispatchState:
         observer: is notified each time `is_at_work` changes.
         is_at_work: the provider may be working on the call, so that leaving it costs something.
         is_too_long: the provider has refused the request for its length.
-        output_rule: how the model takes an output limit.
+        output_rule: the field name and the maximum of the output limit, as the model accepts them.
         open_request: the open request to the provider, to be closed.
         sent_at: monotonic seconds when the call was first sent.
         head_at: monotonic seconds when the head of the response arrived.
@@ -311,9 +311,9 @@ class CallState:
 
     @property
     def is_billed_later(self) -> bool:
-        """Whether the provider bills what this call begins after its response.
+        """Whether the provider bills the work of this call only after its response, as for a batch.
 
-        Unless it `is_fetched_later`, no session sees that usage.
+        That usage is charged to a session only if the call `is_fetched_later`.
         """
         endpoint = self.incoming.endpoint
         return endpoint.deferred or (self.call is not None and is_in_background(self.call.fields, endpoint.wire))
@@ -325,7 +325,7 @@ class CallState:
 
     @property
     def at_provider(self) -> tuple[str, ...]:
-        """The names of what in the request refers to content that only the provider has."""
+        """The names of the parts of the request that refer to content that only the provider has."""
         if self.call is None:
             return ()
         if self.context.found_at_provider is not None:
@@ -336,7 +336,7 @@ class CallState:
         return references_to_stored(self.call.fields, self.incoming.endpoint.wire, contents)
 
     def kept_by(self, *routes: Route) -> int:
-        """Return the tokens of the response that the call continues, at the provider that keeps most of it."""
+        """Return the tokens of the stored response that the call continues: the most known for these routes."""
         ids = continued_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
         return max(self.context.remembered.kept_tokens(route.provider, ids) for route in routes) if ids else 0
 
@@ -354,7 +354,7 @@ class CallState:
         return most if asked is None or most < asked else None
 
     def client_left(self) -> None:
-        """Note that the client left. If a stream has sent its finish reason, the client has heard all that matters."""
+        """Note that the client left. A stream that has sent its finish reason counts as received."""
         response = self.response
         has_ended = (
             response.is_event_stream and response.reader is not None and response.reader().finish_reason is not None

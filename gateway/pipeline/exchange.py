@@ -4,7 +4,7 @@
     -> decide what to send -> reserve what it may cost -> send it to the provider
     -> meter the response -> settle -> notify the observers
 
-- If a route fails, the call is decided and sent again on the next route.
+- If a route fails, the request is planned again and sent on the next route.
 - If the plan needs a summary of dropped messages first, the gateway makes an exchange of its own for it. Summaries of
   tool results are made after the reservation.
 - An `Exchange` is entered on the way to the provider, and left after the response was passed on. Leaving it settles
@@ -69,9 +69,11 @@ from gateway.upstream.body import AlreadyRead, without_compression_headers
 
 T = TypeVar("T")
 
-#: the status of a provider that does not have the response which a request names
-_UNKNOWN_HERE: Final = 404
-_WHOSE: Final = "The store is unavailable, so the provider of this response cannot be looked up. Try again shortly."
+#: the status with which a provider says that it does not have the response that a request names
+_NOT_FOUND: Final = 404
+_PROVIDER_UNKNOWN: Final = (
+    "The store is unavailable, so the provider of this response cannot be looked up. Try again shortly."
+)
 
 
 @dataclass(slots=True)
@@ -120,8 +122,8 @@ class Gateway:
         """Return the exchange for one request: `async with gateway.handle(incoming) as response`.
 
         Entering it raises no `GatewayError`: errors are responses. If its task is cancelled, the call is charged for
-        what was delivered. The outcome in its record is the message of the cancellation if that is a `Cut`, otherwise
-        `client_left`.
+        what was delivered. The message of the cancellation becomes the outcome in its record if it is one of
+        `CANCEL_REASONS`. Otherwise the outcome is `client_left`.
 
         Args:
             incoming: the request.
@@ -181,30 +183,30 @@ class Exchange:
         state, gateway, incoming = self._state, self._gateway, self._state.incoming
         metered = incoming.endpoint.metered
         if metered:
-            # First what needs no body, so that the response to a refused body has its session's totals as well.
+            # Before the body is read, so that the response to a refused body has its session's totals as well.
             state.session = named_session(incoming, gateway.policy.id_headers)
         if incoming.refused is not None:
             raise incoming.refused
         call = state.call = await self._read(lambda: with_form_model(incoming, state.dialect.read(incoming.body)))
         earlier = previous_response_id(call.fields) if incoming.endpoint.may_continue else None
-        before = await self._call_before(earlier) if earlier is not None else None
+        before = await self._find_previous_call(earlier) if earlier is not None else None
         if metered:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
             gateway.settler.check()
         call = state.call = await gateway.compactions.begin(state, call)
-        about = incoming.endpoint.response_id
-        unsure = await self._choose_keeper(about) if about is not None else None
+        stored_id = incoming.endpoint.response_id
+        lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
         try:
             await self._read(partial(self._find_routes, call))
         except UnknownModel as fault:
-            raise (unsure or fault) from None
+            raise (lookup_error or fault) from None
         if metered:
             await self._open_session(call)
         response = await self._send(call)
-        if unsure is not None and response.status == _UNKNOWN_HERE:
-            raise unsure
+        if lookup_error is not None and response.status == _NOT_FOUND:
+            raise lookup_error
         if not is_success(response.status):
             return await gateway.relay.failure(state, response)
         state.response.is_billed = metered
@@ -218,7 +220,7 @@ class Exchange:
         await gateway.steps.begin(state, call)
         step = state.steps.step
         if step is not None and step.model is not None:
-            self._use_model_of(step, call)
+            self._route_to_step_model(step, call)
         if gateway.thinking.may_prefer(state):
             await self._read(partial(gateway.thinking.prefer, state, call))
 
@@ -226,7 +228,7 @@ class Exchange:
         """Do work that reads the whole body, in a thread if the body is large."""
         return await self._gateway.planner.read(len(self._state.incoming.body), work)
 
-    async def _call_before(self, response_id: str) -> CallRecord | None:
+    async def _find_previous_call(self, response_id: str) -> CallRecord | None:
         """Return the call of the same client key whose response this one continues; prefer the provider that keeps it.
 
         Returns None if that call is unknown, or the store is unavailable.
@@ -245,22 +247,22 @@ class Exchange:
         state.routing.kept_at = before.provider if before is not None else None
         return before
 
-    async def _choose_keeper(self, response_id: str) -> StoreUnavailable | None:
+    async def _route_to_response(self, response_id: str) -> StoreUnavailable | None:
         """Send a request about an earlier response to the provider that keeps it.
 
-        A credential that may be for another provider is never sent there. A client key that is limited to some models
-        was allowed the model of its own response when it made that call.
+        A credential that may be for another provider is never sent there. If the response belongs to a client key that
+        is limited to some models, its model is not checked again: the key was allowed this model when it made the call.
 
         Returns:
-            The error that replaces "there is no such response", if it cannot be known which provider keeps it.
+            The error to raise instead of "there is no such response" if the provider cannot be looked up; else None.
         """
         if self._gateway.settler.is_unavailable:
-            return StoreUnavailable(_WHOSE)
+            return StoreUnavailable(_PROVIDER_UNKNOWN)
         try:
             name, namespace = await self._gateway.background.origin(response_id, self._state.incoming.caller.namespace)
         except StoreUnavailable as error:
             self._gateway.settler.mark_unavailable(error)
-            return StoreUnavailable(_WHOSE)
+            return StoreUnavailable(_PROVIDER_UNKNOWN)
         caller, provider = self._state.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
             self._state.incoming = replace(self._state.incoming, caller=replace(caller, models=()))
@@ -289,23 +291,23 @@ class Exchange:
         routing.others = models_instead(call, routing.routes, self._gateway.routes)
         routing.advisors = advisors_of(call, routing.routes, self._gateway.routes)
         for route in routing.routes:
-            # Only one of them can need the caller's credential. It need not be the first: see `kept_at`.
+            # Only one provider can need the caller's credential. It is not always the first, because of `kept_at`.
             check_credential(incoming.headers, incoming.query, providers[route.provider], providers.values())
 
-    def _use_model_of(self, step: Step, call: Call) -> None:
+    def _route_to_step_model(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.
 
         Raises:
             UnknownModel: no provider has the model, or the client key may not use it.
             Unauthenticated: the caller's credential would go to a provider for which it is not meant.
         """
-        state, asked_for = self._state, self._state.routing.route.provider
+        state, provider_before = self._state, self._state.routing.route.provider
         try:
             self._find_routes(replace(call, model=step.model))
         except UnknownModel as fault:
             raise UnknownModel(f'{fault.message} The step "{step.name}" calls it.', param=fault.param) from None
         provider = self._gateway.providers[state.routing.route.provider]
-        if provider.name != asked_for and not provider.holds_credential:
+        if provider.name != provider_before and not provider.holds_credential:
             raise Unauthenticated(
                 f'The step "{step.name}" calls {step.model} at the provider {provider.name}, for which this gateway '
                 "has no key; the one of this request is for another provider."
@@ -325,7 +327,7 @@ class Exchange:
             route = routing.route = routing.routes[position]
             position += 1
             try:
-                response = await self._send_to_current(call)
+                response = await self._send_to_current_route(call)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
                 if position >= len(routing.routes) or earlier.is_enough(fault):
                     return earlier.instead_of(fault)
@@ -356,7 +358,7 @@ class Exchange:
         provider = self._gateway.providers[self._state.routing.route.provider]
         return response.status in KEY_REFUSED and provider.has_key
 
-    async def _send_to_current(self, call: Call) -> UpstreamReply:
+    async def _send_to_current_route(self, call: Call) -> UpstreamReply:
         """Return the response of the provider of the current route."""
         state, gateway = self._state, self._gateway
         state.dispatch.is_too_long = False
@@ -364,12 +366,12 @@ class Exchange:
             return await gateway.compactions.make(state, call)
         if gateway.steps.may_restrict(state):
             await self._read(partial(gateway.steps.restrict, state))
-        await self._make_ready(call)
+        await self._compose_and_reserve(call)
         if call.stream and state.budget.totals_before is None:
             state.budget.totals_before = await gateway.accounts.totals_now(state)
         return await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
 
-    async def _make_ready(self, call: Call) -> None:
+    async def _compose_and_reserve(self, call: Call) -> None:
         """Decide what is sent, and reserve what it may cost. Tool results are shortened before a call is refused.
 
         The reservation is enough for every route of the call, so it is made once.
@@ -392,11 +394,11 @@ class Exchange:
             else:
                 break
         if state.context.shown is not None:
-            # Only then are tool results shortened.
+            # Tool results are sent in another form, so the full texts for their handles must be stored.
             if await composer.summarize_results(state, call):
                 await composer.compose(state, call, tried)
             if not await composer.store_texts(state):
-                # Another call took the room, or the store became unavailable: nothing is left out then.
+                # Another call used the room in the store, or the store became unavailable: send full texts or tables.
                 await composer.compose(state, call, LOSSLESS)
                 accounts.check_held(state)
         await composer.remember_unread(state)
