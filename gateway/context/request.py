@@ -128,7 +128,7 @@ class RequestComposer:
     async def find_at_provider(self, state: CallState, call: Call, contents: Contents | None = None) -> None:
         """Find once what in a large body refers to content that only the provider has.
 
-        A small body is searched when `CallState.unseen` is read.
+        A small body is searched when `CallState.at_provider` is read.
         """
         if state.context.found_at_provider is None and self._planner.is_large(call):
             look = partial(references_to_stored, call.fields, state.incoming.endpoint.wire, contents)

@@ -66,7 +66,7 @@ class ParsedResponse:
         output_estimate: estimated tokens of the delivered text.
         id: the id under which the provider may store the response, if the format has stored responses.
         is_counted: False if it delivered audio or images whose tokens the gateway does not count.
-        refusal: category of the refusal that it ended with; None if it names none.
+        refusal: category of the refusal that ended the response; None if the response names none.
         fallback_refusals: for each model that refused before another model continued: the category of its refusal, in
             order.
     """
@@ -97,7 +97,7 @@ class EventReader(Protocol):
     """Read the events of one stream in one wire format."""
 
     def plain_prefix(self, region: bytes) -> int:
-        """Return the length of the leading events that certainly pass and may be read later; without parsing them."""
+        """Return the length of the first events that certainly pass, without parsing them. They may be read later."""
         ...
 
     def read(self, data: bytes) -> Verdict:
@@ -122,7 +122,7 @@ class EventReader(Protocol):
         ...
 
     def failed(self, fault: GatewayError, number: int) -> bytes:
-        """Return the events that the format sends after a stream error; `number`: that of the first, if it has one."""
+        """Return the events that the format sends after a stream error. `number`: the number of the first of them."""
         del fault, number
         return b""
 
@@ -133,8 +133,8 @@ class StreamMeter:
     Comments in which another gateway reports its own sessions are dropped too, like the headers with that content.
 
     The end mark is held back, so that the client sees the end only after the settlement. Events that certainly pass
-    are read later and many at once. The client then gets each chunk sooner. Reading a hundred events at once takes a
-    third of the time of reading them one by one between other calls.
+    are read later, many at once, so the client gets each chunk sooner. Reading a hundred events at once takes a third
+    of the time that they take one by one.
     """
 
     __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "_unread_bytes", "ended")
@@ -317,7 +317,7 @@ class Dialect(Protocol):
         """Return a reader for the events of one stream.
 
         `drop_usage`: the client did not ask for the usage chunk. `input_tokens`: tokens of the sent request, if they
-        were counted; used if the gateway ends the stream before it reports its input.
+        were counted; used if the gateway ends the stream before the provider has reported the input tokens.
         """
         ...
 
@@ -326,5 +326,5 @@ class Dialect(Protocol):
         ...
 
     def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """Return the error as the last event of a started stream; `number`: that of the event, if events have one."""
+        """Return the error as the last event of a started stream. `number`: its number, if events have numbers."""
         ...

@@ -1,4 +1,4 @@
-"""Settle calls without losing one: records that the store does not take are journaled and tried again."""
+"""Settle calls without losing one: records that the store cannot take are journaled and tried again."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ logger = logging.getLogger("gateway")
 _MAX_WAITING: Final = 10_000
 #: seconds between two tries to settle waiting records
 _RETRY_S: Final = 0.5
-#: Records that are settled in parallel. With `is_open`, calls end during an outage as well. A distant store that took
-#: one record at a time would take fewer than come in, and would stay marked as unavailable.
+#: Number of records that are settled in parallel. With `is_open`, calls also end during an outage. One record at a time
+#: would be too slow for a distant store: the queue would grow, and the store would stay marked as unavailable.
 _AT_ONCE: Final = 64
 #: seconds between two searches for journals of ended workers
 _RECOVER_S: Final = 10.0
@@ -85,7 +85,7 @@ class Settler:
         #: damage and unreadable journals that the log has named already
         self._damages: set[str] = set()
         self._unreadable: set[Path] = set()
-        #: the last notes are on the disk, or none were needed
+        #: the last records given to `note` are on the disk, or there were none yet
         self._can_note = True
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class Settler:
             )
 
     def mark_unavailable(self, error: StoreUnavailable) -> None:
-        """Mark the store as unavailable after an error: until it is available again, no call waits for it.
+        """Mark the store as unavailable after an error, so that no call waits for it until it is available again.
 
         Damage is only logged, as the store still works for other calls.
         """
@@ -161,7 +161,7 @@ class Settler:
             await self._keep(record)
             return None
         try:
-            settled = record if record.lesson is None else await self._taught(record)
+            settled = record if record.lesson is None else await self._without_lesson(record)
             if not claims:
                 return CallEnd(await self._store.settle(settled))
             return await self._store.closing(settled, None, claims)
@@ -180,13 +180,13 @@ class Settler:
     async def close_with(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
         """Settle a call together with the change that it makes to its session's state; see `close`.
 
-        A record never waits for the store with its ending, as the state of the session at that time is unknown.
+        An ending is never queued with its record: the state of the session may change before the record is written.
 
         Raises:
-            StoreUnavailable: nothing is settled or journaled. Call `close`, which has no ending.
+            StoreUnavailable: nothing is settled or journaled. Then call `close`, which needs no ending.
         """
         try:
-            settled = record if record.lesson is None else await self._taught(record)
+            settled = record if record.lesson is None else await self._without_lesson(record)
             return await self._store.closing(settled, ending, claims)
         except asyncio.CancelledError:
             await self._keep(record)
@@ -197,8 +197,8 @@ class Settler:
             self.mark_unavailable(error)
             raise
 
-    async def _taught(self, record: CallRecord) -> CallRecord:
-        """Save the record's lesson, and return the record without it. To repeat this changes nothing."""
+    async def _without_lesson(self, record: CallRecord) -> CallRecord:
+        """Save the record's lesson, and return the record without it. Doing this again has no effect."""
         if record.lesson is None:
             return record
         key, value = record.lesson
@@ -208,7 +208,7 @@ class Settler:
 
     async def _settle(self, record: CallRecord) -> None:
         """Settle a record that waited."""
-        await self._store.settle(await self._taught(record))
+        await self._store.settle(await self._without_lesson(record))
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end, even if its caller is cancelled."""
@@ -254,9 +254,9 @@ class Settler:
         return True
 
     async def note(self, records: Sequence[CallRecord]) -> None:
-        """Write the records to settle if this worker dies with its calls still running. They replace the last notes.
+        """Write records that are settled only if this worker dies while its calls run. They replace the last ones.
 
-        They are read only if this worker dies. If they cannot be written, calls continue, and the log says so once.
+        If they cannot be written, calls continue, and the log says so once.
         """
         if self._journal is None:
             return
@@ -385,7 +385,7 @@ class Settler:
             logger.error("journal %s cannot be settled completely and is tried again: %s", path, error)
 
     async def _recover_file(self, left: Left) -> int:
-        # `is_safe`: records that the store refused are on the disk in another file
+        # `is_safe`: each record that the store refused was written to another file, so this file can be deleted
         settled, is_safe, parts = 0, True, left.parts(_AT_ONCE)
         while records := await asyncio.to_thread(next, parts, None):
             outcomes = await asyncio.gather(*map(self._settle, records), return_exceptions=True)

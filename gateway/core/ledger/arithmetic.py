@@ -4,8 +4,9 @@ A hold is granted only if `used + held` of each account stays within its limits.
 overspend together. A hold is taken on all accounts of a call or on none. When the call ends, its cost replaces the
 hold, once.
 
-All functions are pure. A store applies them to its data in one transaction, and its tests compare it with them. Amounts
-are whole numbers: tokens as the budget counts them, billionths of a US dollar (nano USD), and calls.
+All functions are pure. Each store applies these rules to its data in one transaction, and its tests compare the results
+with these functions. Amounts are whole numbers: tokens as the budget counts them, billionths of a US dollar (nano USD),
+and calls.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Moment:
         return max(0.0, self.wall - earlier.wall)
 
     def is_of_boot(self, earlier: Moment) -> bool:
-        """Return whether the machine has not rebooted since: same boot id, and the monotonic clock did not go back."""
+        """Return whether the machine has not rebooted since `earlier`: same boot id, and `mono` did not go back."""
         return self.boot == earlier.boot and self.mono >= earlier.mono
 
 
@@ -131,7 +132,7 @@ class Account:
         used: the amount spent since the window began at `opened`; without a window, ever since.
         held: the sum of all open holds.
         opened: when the window began; None if there is no window, or none yet.
-        decided: limits that an operator set for this account. They override the configured ones. None: unlimited.
+        decided: limits that an operator set for this account, instead of the configured ones. None: unlimited.
         period: how many times `used` was set to zero: by a reset, a new window, or the deletion of its session.
     """
 
@@ -214,8 +215,8 @@ def _share(used: int, limit: int | None) -> float | None:
 class Hold:
     """A request to hold amounts before a call.
 
-    It asks for `fixed` plus `unit` times a number of units between `least` and `most`. A unit is one output token, so
-    that the output can be as long as the budget allows. `id`: unique, made by the gateway.
+    It asks for `fixed`, and for as many units as the budget allows, between `least` and `most`. A unit is one output
+    token, and `unit` is what it costs. `id`: unique, made by the gateway.
     """
 
     id: str
@@ -354,7 +355,7 @@ def after_deletion(account: Account) -> Account:
 
 
 def is_lease_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
-    """Return whether the lease of a hold has ended. After a reboot no hold has an owner."""
+    """Return whether the lease of a hold has ended. A reboot ends all leases, because no worker has survived it."""
     return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
 
 
@@ -365,7 +366,7 @@ def most_used_balance(balances: Sequence[Balance]) -> Balance | None:
 
 
 def _current(account: Account, window_s: float | None, now: Moment) -> Account:
-    """Return the account in the current window. The first window begins with what was used before it."""
+    """Return the account in the current window. What was used before the first window counts in it."""
     if window_s is None:
         return account
     if account.opened is None:
@@ -389,10 +390,10 @@ def _hold(account: Account, amount: Amount) -> Account:
 def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
     """Return why a hold cannot be taken with these balances, or None if it can.
 
-    A lasting reason is preferred to a passing one, which is a hold of another call or a rate limit. No caller then
+    A permanent reason is preferred to a temporary one (a hold of another call, or a rate limit), so that no caller
     waits in vain.
     """
-    passing, least = None, hold.amount(hold.least)
+    temporary, least = None, hold.amount(hold.least)
     for balance in balances:
         for at, name in enumerate(DIMENSIONS):
             limit = balance.limits.of(name)
@@ -400,12 +401,12 @@ def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
                 refusal = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
                 if not refusal.is_temporary:
                     return refusal
-                passing = passing or refusal
-    return passing
+                temporary = temporary or refusal
+    return temporary
 
 
 def units_left(balance: Balance, fixed: Amount, unit: Amount, most: int) -> int:
-    """Return the units, at most `most`, that an account has left after `fixed`."""
+    """Return how many units an account can still hold after `fixed`, at most `most`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
         left = balance.left(name)

@@ -3,9 +3,9 @@
 What was sent before stays unchanged, so the provider's cache stays valid and the lines cost only their own tokens. They
 follow a neutral heading, each with the role of its message.
 
-Text of tools inside a user message could carry injected instructions. Therefore recall is off by default, and `said`
-repeats only text of the user and the assistant. From old tool results it repeats only values that the tools take, and
-only at the end of another tool result.
+Text of tools inside a user message could carry injected instructions. Therefore `said`, which the configuration sets by
+default, repeats only text of the user and the assistant. From old tool results it repeats only values that can be
+arguments of the tools, and only at the end of another tool result. `TrimPolicy` itself has recall off by default.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Trim a conversation turn by turn: rarely and deeply, and unchanged in between for the prompt cache.
 
-A provider charges a tenth for the part of a request that has the same prefix as the request before. A sliding window
-changes that prefix on every turn, and costs twice as much as sending everything. Therefore decisions are remembered
-(`TrimDecision`), and new messages are appended unchanged until the limit is reached. Then enough is trimmed to leave
-room for some turns. Even then the prefix stays unchanged as far as a new choice would hardly differ.
+A provider charges about a tenth of the price for the prefix that a request shares with the previous request. A sliding
+window changes that prefix on every turn, and costs twice as much as sending everything. Therefore decisions are
+remembered (`TrimDecision`), and new messages are appended unchanged until the limit is reached. Then enough is trimmed
+to leave room for some turns. Even then, the start of the prefix stays unchanged if a new decision would hardly change
+it.
 
-A turn without a new decision is cheap. The reader caches the messages that a trim decision results in, and that the
+A turn without a new decision is cheap. The reader caches the messages that result from a trim decision, after the
 validator has accepted them. Messages appended since then are sent unchanged and need no check: if they have errors, the
 client made them.
 """
@@ -41,7 +42,7 @@ from gateway.core.trimming.trim import (
 from gateway.core.trimming.trim_decision import DecisionDetails, TrimDecision
 from gateway.core.trimming.validate import problems
 
-#: The last words of the assistant are kept whole if they take at most this share of the limit.
+#: The assistant's last message is kept whole if it takes at most this share of the limit.
 _MAX_WORDS_SHARE: Final = 0.125
 #: tries to make room for gap marks that keep the order of roles
 _MAX_TRIES: Final = 3
@@ -102,8 +103,8 @@ def trim_conversation(
         expired=expired,
         summaries=summaries,
     )
-    newest = _with_newest(conversation, original, limit)
-    needed = _with_needed(newest, original, limit)
+    newest = _pin_last_message(conversation, original, limit)
+    needed = _pin_needed(newest, original, limit)
     for option in [newest] if needed is newest else [needed, newest]:
         if option is not conversation:
             with suppress(ContextOverflow):
@@ -136,8 +137,11 @@ def _keep_decision(
     )
 
 
-def _with_needed(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """Return the conversation with the messages wanted that its pinned ones need, except those of priority 0."""
+def _pin_needed(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
+    """Pin the messages that later messages need as well (`Conversation.needed`), except those of priority 0.
+
+    If all pinned messages then exceed the limit, return the conversation unchanged.
+    """
     needed = {index for index in conversation.needed if conversation.priorities.get(index) != 0}
     if needed <= conversation.pinned:
         return conversation
@@ -146,11 +150,12 @@ def _with_needed(conversation: Conversation, original: Sequence[int], limit: int
     return option if must <= limit else conversation
 
 
-def _with_newest(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
-    """Return the conversation with the messages wanted that the newest words answer, if they are short or make calls.
+def _pin_last_message(conversation: Conversation, original: Sequence[int], limit: int) -> Conversation:
+    """Pin the assistant's last message and everything after it as well, if this message is short or calls tools.
 
-    The model has not read results with newer words after them, and would ask for them again. The user's words refer to
-    the assistant's last words; long ones can be shortened.
+    The model has not read the results of these calls, even if a user message follows them, and would ask for them
+    again. The user's message usually refers to the assistant's last message. A long message without calls can be
+    shortened.
     """
     last = conversation.last_response
     if not last or last.start in conversation.pinned:
@@ -199,7 +204,7 @@ def _trim(
         recalled_tokens = sum(max(0, done.tokens_of(index) - done.original[index]) for index in done.recalls)
         done = _add_recall(done, before, done.total(), recalled_tokens=recalled_tokens, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
-        # The gateway made a mistake. Leaving out whole units cannot repeat it.
+        # The result is invalid because of a bug in the gateway. Leaving out whole units avoids it.
         done, applied = _in_role_order(lambda room: (drop_units(draft, room, policy), ("drop",)), limit)
     sent, now = _remember(done, salt, lambda: TrimmedPrefix.of(done))
     sent_tokens = sent.token_counts(original, reader.framing)
@@ -233,7 +238,7 @@ def _trim_with_task(start: Draft, limit: int, policy: TrimPolicy, *, was_sent: b
     done = restore_task(done, limit, may_drop=policy.may_drop)
     if not could_show_task(done, limit):
         return done, applied
-    # The task needs such a small amount of room more than the next turns do.
+    # Only a little room is missing. It is better used for the task than kept free for the next turns.
     full, full_applied = trim_draft(start, limit, replace(policy, low_water=1.0), was_sent=was_sent)
     return (done, applied) if could_show_task(full, limit) else (full, full_applied)
 
@@ -296,7 +301,7 @@ def _cached_prefix(
     summary_hash = digest(summary.encode("utf-8", "replace")) if summary else b""
     key = (trim_decision.prefix, trim_decision.plan, trim_decision.summary, summary_hash)
     sent = draft.reader.cached("sent", key, compute, lambda sent: sent.size_bytes)
-    # The same messages with their thinking cannot be split, so the block numbers are not valid for them.
+    # The prefix hash ignores thinking. Messages with thinking cannot be split, so block numbers are invalid for them.
     if sent.keys != draft.conversation.keys[: trim_decision.size] and not _is_valid(draft, sent):
         raise ValueError("numbers of other messages")
     return sent.for_messages(draft)
