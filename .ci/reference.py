@@ -192,8 +192,8 @@ def headers_page() -> str:
         "Headers",
         "## Requests",
         table(("header", "meaning"), ((code(name), about) for name, about in asked.items())),
-        f"Keys come in {keys}. If client keys are configured, this is a client key. Otherwise it is the credential for "
-        "the provider, which is forwarded if the gateway has no key of its own.",
+        f"A key is read from {keys}. If client keys are configured, this is a client key. Otherwise it is the "
+        "credential for the provider, which is forwarded if the gateway has no key of its own.",
         "These headers, which other gateways and some clients send, also name a session. The first valid one counts, "
         f"after those of `sessions.id_headers`: {known}, and any other `x-…-session-id`. "
         "[Clients](../clients.md#headers-that-name-a-session) lists which client sends which header.",
@@ -201,8 +201,8 @@ def headers_page() -> str:
         "headers that name another method or path (`x-http-method-override`, `x-original-url`).",
         "## Responses",
         "Every metered call, also a refused one, has the session headers. A metered call is a `POST` that a provider "
-        "bills. A stream sends its headers before its usage is known, so they hold the totals before the call. The "
-        "totals after it are in a comment before the stream's end mark, one line for each header "
+        "bills. The headers of a stream are sent before its usage is known, so they have the totals before the call. "
+        "The new totals follow in a comment before the stream's end mark, one line for each header "
         "(`sessions.stream_totals`).",
         table(("header", "value"), ((code(name), about) for name, about in headers.RESPONSE_HEADERS.items())),
         "The provider's own headers are passed on. One of them is its request id (`x-request-id`, Anthropic: "

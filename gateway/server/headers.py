@@ -80,8 +80,9 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
         "was neither counted nor trimmed, as on paths other than chat, responses, messages and completions"
     ),
     "x-context-thinking": (
-        "why thinking blocks are not sent: a `trim`, a `mode` or `tools` changed what was before them; `earlier`: "
-        "removed on earlier calls; `refused` by the provider, and the request was repaired"
+        "why thinking blocks are not sent. `trim`, `mode`, `tools`: a trim, a response mode or another list of tools "
+        "changed what precedes them. `earlier`: they were removed on an earlier call. `refused`: the provider refused "
+        "them, and the request was sent again without them"
     ),
     "x-context-shadow": "with `trim: shadow`: what trimming would have done, in the format of `x-context-trimmed`",
     "x-context-conversation-tokens": (

@@ -19,18 +19,18 @@ RESPONSE_MODE: Final = b"x-response-mode"
 DIRECTIVES: Final[Mapping[bytes, str]] = {
     CONTEXT_BUDGET: "most input tokens of this call, if that is less than its context budget",
     CONTEXT_TRIM: "`auto`, `off` (send it unchanged) or `shadow` (only report what would be done)",
-    BUDGET_TOKENS: "a budget of the session in tokens, if it is lower than the configured one",
+    BUDGET_TOKENS: "lowers the session's token budget for this call; a higher number has no effect",
     BUDGET_USD: "the same in US dollars, such as `0.50`",
     RESPONSE_MODE: "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may shorten them further",
     PARENT: "the parent session; its budget is charged as well",
-    AGENT: "the agent whose steps the call takes",
+    AGENT: "the agent whose steps apply to the call",
 }
 #: other headers that are read, besides credentials
 READ: Final[Mapping[bytes, str]] = {
     SESSION: "the session that the call belongs to (the header's name: `sessions.id_headers`)",
     REQUEST_ID: (
         "the call's id, kept with its record and returned as `x-gateway-request-id`: 1 to 128 visible ASCII "
-        "characters; it never suppresses a charge"
+        "characters; calls with the same id are all charged"
     ),
 }
 GATEWAY_HEADERS: Final = frozenset({*DIRECTIVES, *READ})
