@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.core.ports import Ledger, Store
     from gateway.core.stored import StoredKey
 
-app = typer.Typer(cls=Group, help="Client keys stored in the store: list, add, revoke.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="List, add or revoke the client keys in the store.", invoke_without_command=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key; its sessions belong to it.")]
 

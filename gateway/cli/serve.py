@@ -36,16 +36,16 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
         str | None,
         typer.Option(
             metavar="URL",
-            help="One OpenAI-compatible provider for every model, instead of the configured ones; other settings of "
-            "models: stay. Its name is upstream: GATEWAY_PROVIDERS_UPSTREAM_KEY is its key.",
+            help="Send every model to this OpenAI-compatible provider instead of the configured ones. Prices and other "
+            "settings under models: still apply. Its key is read from GATEWAY_PROVIDERS_UPSTREAM_KEY.",
         ),
     ] = None,
     mock: Annotated[
         bool,
         typer.Option(
             "--mock",
-            help="The built-in provider for every model, to try a configuration without a key. It has its own store, "
-            "which other commands read with --store mock.",
+            help="Use the built-in provider for every model, to try a configuration without a key. It has its own "
+            "store, which other commands read with --store mock.",
         ),
     ] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="URL of the store for sessions (store.url).")] = None,

@@ -45,7 +45,7 @@ def top(  # noqa: PLR0917  # typer makes an option of each
     once: Annotated[bool, typer.Option("--once", help="Print the table once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the sessions live: tokens, remaining budgets, running calls. Ctrl-C ends it.
+    """Show the sessions live: tokens, remaining budgets, running calls. Press Ctrl-C to stop.
 
     Without a terminal it prints the table once.
     """
