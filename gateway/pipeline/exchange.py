@@ -312,7 +312,7 @@ class Exchange:
                 f'The step "{step.name}" calls {step.model} at the provider {provider.name}, for which this gateway '
                 "has no key; the one of this request is for another provider."
             )
-        state.notes["model"] = f"{step.model}, as the step has it"
+        state.notes["model"] = f"{step.model}, set by the step"
 
     async def _send(self, call: Call) -> UpstreamReply:
         """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.

@@ -412,7 +412,7 @@ def test_a_step_can_select_another_model_that_the_client_key_may_use(
     reply = alice.post(Format(wire).path, ask(wire, "hi"), in_session("s"))
     assert (reply.status, json.loads(mock.calls[-1].body)["model"]) == (200, "mock-large")
     (found,) = gateway.web.get("/api/sessions/alice/s/calls").json["calls"]
-    assert (found["model"], found["notes"]["model"]) == ("mock-large", "mock-large, as the step has it")
+    assert (found["model"], found["notes"]["model"]) == ("mock-large", "mock-large, set by the step")
     reply = bob.post(Format(wire).path, ask(wire, "hi"), in_session("s"))
     assert (reply.status, len(mock.calls)) == (404, 1)
     assert 'The step "s" calls it.' in reply.error["message"]

@@ -714,7 +714,7 @@ async def test_a_step_may_call_another_model() -> None:
     world = world_of(Step("s", model="q-small"))
     await call(world, body())
     assert (world.upstream.sent[-1].url, sent(world)["model"]) == ("http://q/v1/chat/completions", "q-real")
-    assert world.record.notes["model"] == "q-small, as the step has it"
+    assert world.record.notes["model"] == "q-small, set by the step"
 
 
 async def test_an_error_names_the_step_whose_model_a_client_key_may_not_use() -> None:
