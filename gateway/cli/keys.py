@@ -140,7 +140,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
 
 def _confirm_first_key(*, is_asked: bool) -> None:
     """Print what the first key changes for all callers. `is_asked`: end the command unless the user confirms."""
-    typer.echo("This is the first client key. Once it exists, every call without a client key is refused (401).", err=True)
+    typer.echo("This is the first client key. Once it exists, calls without a client key are refused (401).", err=True)
     if is_asked and not typer.confirm("Create it?", err=True):
         stop("No key was created.", Exit.FAILED)
 

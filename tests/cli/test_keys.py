@@ -47,7 +47,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
 
 
-FIRST = "This is the first client key. Once it exists, every call without a client key is refused (401)."
+FIRST = "This is the first client key. Once it exists, calls without a client key are refused (401)."
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 401), ("n", 200)])
