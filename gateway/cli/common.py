@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,17 @@ if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
 
 
+#: a line break inside a paragraph; lines of lists and indented lines keep theirs
+_LINE_BREAK: Final = re.compile(r"(?<!\n)\n(?![\n\s*-])")
+
+
 class Command(TyperCommand):
-    """A command whose help describes the values of options in words."""
+    """A command whose help describes the values of options in words, in paragraphs as wide as the terminal."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # typer keeps the line breaks of the source after the first paragraph.
+        self.help = _LINE_BREAK.sub(" ", self.help) if self.help is not None else None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its parameters, including `--help` and flags."""
