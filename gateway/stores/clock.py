@@ -25,5 +25,5 @@ def _boot() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        # Without an id, a reboot is noticed because the clock has gone back; see `Moment.is_of_boot`.
+        # Without an id, a reboot is noticed because the clock has gone back; see `Moment.is_same_boot`.
         return ""

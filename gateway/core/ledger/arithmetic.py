@@ -79,11 +79,11 @@ class Moment:
 
     def since(self, earlier: Moment) -> float:
         """Return the seconds since `earlier`: by the monotonic clock, or by wall time after a reboot."""
-        if self.is_of_boot(earlier):
+        if self.is_same_boot(earlier):
             return self.mono - earlier.mono
         return max(0.0, self.wall - earlier.wall)
 
-    def is_of_boot(self, earlier: Moment) -> bool:
+    def is_same_boot(self, earlier: Moment) -> bool:
         """Return whether the machine has not rebooted since `earlier`: same boot id, and `mono` did not go back."""
         return self.boot == earlier.boot and self.mono >= earlier.mono
 
@@ -356,7 +356,7 @@ def after_deletion(account: Account) -> Account:
 
 def is_lease_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
     """Return whether the lease of a hold has ended. A reboot ends all leases, because no worker has survived it."""
-    return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
+    return not now.is_same_boot(renewed) or now.since(renewed) > lease_s
 
 
 def most_used_balance(balances: Sequence[Balance]) -> Balance | None:

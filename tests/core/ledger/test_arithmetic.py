@@ -125,7 +125,7 @@ def test_time_follows_monotonic_clock_until_reboot(
     earlier: Moment, now: Moment, seconds: float, same_boot: bool
 ) -> None:
     assert now.since(earlier) == seconds
-    assert now.is_of_boot(earlier) is same_boot
+    assert now.is_same_boot(earlier) is same_boot
 
 
 def test_lease_ends_after_its_time_or_reboot() -> None:
