@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -371,6 +372,8 @@ def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
     expect(page.locator(".facts")).to_contain_text("reachable")
     expect(ui.row("upstream")).to_contain_text(re.compile("ok|not called yet"))
     expect(page.locator(".tile", has_text="Gateway")).to_contain_text("ready")
+    # a process id, without separators between its thousands
+    expect(page.locator(".tile", has_text="Worker")).to_contain_text(str(os.getpid()))
 
 
 # --- who may see it -----------------------------------------------------------------------------------------------
