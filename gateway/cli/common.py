@@ -48,12 +48,12 @@ class Group(TyperGroup):
 
 
 def _in_plain_words(parameters: Sequence[Any]) -> list[Any]:
-    """Make help show no value for a flag, and the name of an argument, instead of the names of Python types."""
+    """Make help show `on/off` for a flag, and the name of an argument, instead of the names of Python types."""
     for parameter in parameters:
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = _no_type
         elif parameter.metavar is None and parameter.is_flag:
-            parameter.metavar = ""
+            parameter.metavar = "on/off"
     return list(parameters)
 
 
