@@ -33,8 +33,8 @@ from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.relevance import RelevanceFactors
 from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.trimming.trim_conversation import find, trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import find, trim_conversation
 
 
 def counter() -> Callable[[str], int]:

@@ -34,8 +34,8 @@ from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.preread import messages_to_read, read_ahead
 from gateway.core.trimming.reader import Reader
 from gateway.core.trimming.report import TrimmedConversation
+from gateway.core.trimming.trim_conversation import trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import trim_conversation
 from gateway.counters.tiktoken import load, rank_folders
 
 #: the policy of `gateway serve`

@@ -81,8 +81,8 @@ TESTED_ELSEWHERE = {
     "core.views.read_messages": "core/views/test_messages.py",  # covered by the tests of whole messages
     "core.views.read_items": "core/views/test_responses.py",
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
-    "core.trimming.trim": "core/trimming/test_trim_decisions.py",  # what it leaves shows from turn to turn
-    "core.trimming.policy": "core/trimming/test_trim_decisions.py",
+    "core.trimming.trim": "core/trimming/test_trim_conversation.py",  # what it leaves shows from turn to turn
+    "core.trimming.policy": "core/trimming/test_trim_conversation.py",
     "core.ports": "stores/test_contract.py",  # Protocols; the contract test checks their implementations
     "core.stored": "stores/test_contract.py",  # plain values that stores return
     "core.http.request": "upstream/test_http.py",  # plain values that are sent

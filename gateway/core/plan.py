@@ -26,8 +26,8 @@ from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, Text
 from gateway.core.trimming.reader import Reader
 from gateway.core.trimming.report import MessageOutcomes, TrimmedConversation
 from gateway.core.trimming.summary import Passage, SummaryNeeded, SummaryRequest, SummaryUse, summary_prompt
+from gateway.core.trimming.trim_conversation import find, trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import find, trim_conversation
 from gateway.core.values import dataclass
 from gateway.core.views import View, new_faults
 

@@ -23,8 +23,8 @@ from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.report import TrimmedConversation
 from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.trimming.summary import Passage, SummaryNeeded
+from gateway.core.trimming.trim_conversation import trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import trim_conversation
 from gateway.core.trimming.validate import problems
 
 pytestmark = pytest.mark.long

@@ -6,7 +6,7 @@ from gateway.core.conversation.units import Conversation
 from gateway.core.errors import RequestFault
 from gateway.core.trimming.overflow import ContextOverflow
 from gateway.core.trimming.reader import Reader, counter_of
-from gateway.core.trimming.trim_decisions import trim_conversation
+from gateway.core.trimming.trim_conversation import trim_conversation
 
 
 def test_an_overflow_names_the_largest_message() -> None:

@@ -10,8 +10,8 @@ from gateway.core.trimming.overlap import overlap
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.strategies import Dedupe, Drop
+from gateway.core.trimming.trim_conversation import trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import trim_conversation
 
 
 def row(number: int) -> dict[str, Any]:

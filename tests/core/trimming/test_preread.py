@@ -14,7 +14,7 @@ from gateway.core.trimming.overlap import parts_of
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.preread import MOST_BYTES, MOST_MESSAGES, START, messages_to_read, read_ahead
 from gateway.core.trimming.reader import Reader, RenderOrder, counter_of
-from gateway.core.trimming.trim_decisions import trim_conversation
+from gateway.core.trimming.trim_conversation import trim_conversation
 
 
 class Counting:

@@ -15,7 +15,7 @@ from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.recall import _read_past, recall
 from gateway.core.trimming.relevance import RelevanceFactors, Scores
-from gateway.core.trimming.trim_decisions import trim_conversation
+from gateway.core.trimming.trim_conversation import trim_conversation
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.report import TrimmedConversation
 from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.trimming.trim_decisions import trim_conversation
+from gateway.core.trimming.trim_conversation import trim_conversation
 from gateway.core.views import View, new_faults, view_of
 from gateway.core.views.view import loaders
 

@@ -17,8 +17,8 @@ from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Framing, Reader, counter_of
 from gateway.core.trimming.report import TrimmedConversation
 from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten, Strategy
+from gateway.core.trimming.trim_conversation import find, trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
-from gateway.core.trimming.trim_decisions import find, trim_conversation
 from gateway.core.trimming.validate import problems
 
 COUNT = counter_of(lambda text: len(text) // 4)
