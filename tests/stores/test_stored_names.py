@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 
 import msgspec
@@ -10,7 +11,8 @@ import pytest
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import OpenHold
+from gateway.core.session import SessionState
+from gateway.core.stored import OpenHold, StoredKey
 from gateway.stores import holds
 
 KEY = SessionKey("alice", "s")
@@ -60,3 +62,11 @@ def test_a_hold_is_read_with_its_current_units_and_delivered_tokens() -> None:
 def test_a_hold_of_another_form_cannot_be_read() -> None:
     with pytest.raises(msgspec.MsgspecError):
         holds.decode(b'{"hold":1}', 0, 0)
+
+
+def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> None:
+    state, key = (json.loads(msgspec.json.encode(one)) for one in (SessionState(), StoredKey("n", b"d", 1.0)))
+    assert [*state] == [
+        "trim_decisions", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
+    ]  # fmt: skip
+    assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm"]
