@@ -92,8 +92,8 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
             before = found.last
             last = before.followed_by(residual, estimate.frames) if before else LastTurn(key, residual, estimate.frames)
             sessions[session] = last
-            if last.frame_changes:
-                frames[key] = (*frames.get(key, ()), Residual(last.added, last.frame_changes))[-MAX_RESIDUALS:]
+            if last.over:
+                frames[key] = (*frames.get(key, ()), Residual(last.added, last.over))[-MAX_RESIDUALS:]
 
 
 def show(name: str, errors: list[float]) -> None:

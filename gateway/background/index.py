@@ -27,9 +27,10 @@ from gateway.dialects.server_state import continuation_ids
 logger = logging.getLogger("gateway")
 
 
-@dataclass(frozen=True, slots=True)
-class _Noted:
+class _Noted(msgspec.Struct, frozen=True):
     """A pending call, as it is stored.
+
+    The stored names must not change: another version may have noted the call.
 
     Attributes:
         provider: where the response is made.
@@ -46,7 +47,7 @@ class _Noted:
     namespace: str
     call_id: str
     ids: tuple[str, ...]
-    overhead: int
+    overhead: int = msgspec.field(name="beside")
     match: str | None = None
     tier: str | None = None
     is_told: bool = False
@@ -187,7 +188,7 @@ class BackgroundIndex:
         def mark(known: bytes | None) -> bytes:
             noted = _NOTED.decode(known) if known is not None else _FORGOTTEN
             before.append(noted.is_told)
-            return msgspec.json.encode(replace(noted, is_told=True))
+            return msgspec.json.encode(msgspec.structs.replace(noted, is_told=True))
 
         await self._store.learn({_key(answer_id): mark})
         return not before[-1]

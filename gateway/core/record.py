@@ -136,7 +136,7 @@ class ContextRecord:
     trimmed: Mapping[str, int] = field(default_factory=dict)
     saved: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
-    message_fates: MessageOutcomes = MessageOutcomes()  # a shared empty value is safe: Fates are never changed
+    message_fates: MessageOutcomes = MessageOutcomes()  # a shared empty value is safe: it is never changed
     tool_weights: TokensByTool = field(default_factory=dict)
     margin: int = 0
     kept: int = 0

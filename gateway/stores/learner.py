@@ -147,8 +147,8 @@ class Learner(Observer):
             return
         last, surprise = context.reported(tokens), context.surprise(tokens)
         self.report(last.key, Residual(last.residual, context.estimate))
-        if last.frame_changes:
-            self._add(_FRAMES + last.key, Residual(last.added, last.frame_changes))
+        if last.over:
+            self._add(_FRAMES + last.key, Residual(last.added, last.over))
         if surprise is not None:
             self._add(_SURPRISES + last.key, Residual(surprise, context.estimate))
 

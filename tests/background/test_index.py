@@ -69,6 +69,13 @@ async def test_the_response_of_an_orphaned_call_can_be_continued_once_fetched() 
     assert (found.call_id, found.outcome) == (begun.call_id, "ok")
 
 
+async def test_the_note_of_a_pending_call_keeps_the_names_of_earlier_versions() -> None:
+    world, key = World(), f"pending\n{response_digest('resp_1')}"
+    await asked(world, background=True, status="queued", usage=None)
+    noted = json.loads(await world.store.learned(key) or b"")
+    assert [*noted] == ["provider", "namespace", "call_id", "ids", "beside", "match", "tier", "is_told"]
+
+
 async def test_later_fetches_do_not_change_the_settled_usage() -> None:
     world = World()
     await asked(world, background=True, status="queued", usage=None)

@@ -81,22 +81,22 @@ class LastTurn:
         residual: reported minus estimated tokens.
         frames: number of frames of its request, see `Estimate`; None if unknown.
         added: tokens by which the residual grew per added frame and fell per removed frame, over all turns so far.
-        frame_changes: number of frames that were added or removed in those turns.
+        over: number of frames that were added or removed in those turns. It has this name in stored records.
     """
 
     key: str
     residual: int
     frames: int | None = None
     added: int = 0
-    frame_changes: int = 0
+    over: int = 0
 
     def followed_by(self, residual: int, frames: int | None) -> LastTurn:
         """Return the next reported turn of the session, which must have the same key."""
         new_frames = frames - self.frames if frames is not None and self.frames is not None else 0
         growth = residual - self.residual
         if abs(growth) > _MAX_FRAME_TOKENS * abs(new_frames):
-            return LastTurn(self.key, residual, frames, self.added, self.frame_changes)
-        added, over = self.added + (growth if new_frames > 0 else -growth), self.frame_changes + abs(new_frames)
+            return LastTurn(self.key, residual, frames, self.added, self.over)
+        added, over = self.added + (growth if new_frames > 0 else -growth), self.over + abs(new_frames)
         if over > _MAX_FRAMES:
             added, over = round(added * _MAX_FRAMES / over), _MAX_FRAMES
         return LastTurn(self.key, residual, frames, added, over)
@@ -238,7 +238,7 @@ def _corrected_by_last_turn(
 
 def _tokens_per_frame(last: LastTurn, others: Sequence[Residual]) -> float:
     """Return the tokens that a frame adds: as observed in this session, or before that in other sessions."""
-    return _mean(last.added, last.frame_changes, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
+    return _mean(last.added, last.over, _usual_tokens_per_frame(tuple(others)) if others else 0.0)
 
 
 @lru_cache(maxsize=_CACHED_KEYS)  # a turn asks several times

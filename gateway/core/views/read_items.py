@@ -163,7 +163,7 @@ def size_of(item: ReadItem) -> int:
 def kind_of(item: Any) -> str:
     """Return the kind of an item.
 
-    - `as_chat_parts`: a text message.
+    - `said`: a text message.
     - `call`: a call of a client tool.
     - `result`: the result of such a call.
     - `model`: reasoning, and other items of the model that need no result.

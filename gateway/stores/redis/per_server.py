@@ -12,6 +12,7 @@ from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, SORTS, CallEnd, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
+from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
@@ -206,7 +207,7 @@ class PerServerLedger:
         noticed = scripts.list_accounts([claim.key for claim in hold.claims])
         arguments = scripts.reserve_arguments(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
         held = values.held(hold, hold.claims, self._keys)
-        verb = scripts.call("reserve", keys, arguments, held, values.encode_json(opened))
+        verb = scripts.call("reserve", keys, arguments, held, holds.encode(opened))
         [(status, *reply)] = await self._link.call(verb)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
 

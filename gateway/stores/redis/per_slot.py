@@ -21,6 +21,7 @@ from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Hold, Refused, refused
 from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold, Sort
+from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
@@ -108,7 +109,7 @@ class PerSlotLedger:
         settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
         keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
         held = values.held(hold, claims, self._keys)
-        verb = self._scripts.call("reserve", keys, arguments, held, values.encode_json(opened))
+        verb = self._scripts.call("reserve", keys, arguments, held, holds.encode(opened))
         try:
             [(status, *reply)] = await self._link.call(verb)
         except StoreDamaged as error:

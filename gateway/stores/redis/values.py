@@ -32,6 +32,7 @@ from gateway.core.stored import OpenHold, SessionView
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
+from gateway.stores import holds
 from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
@@ -43,7 +44,6 @@ _CHANGED: Final = 2
 #: fields of a session: those of `SessionView`, then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
 TOTALS: Final = VIEW[3:]
-_HOLDS: Final = msgspec.json.Decoder(OpenHold)
 _ENTRIES: Final = msgspec.msgpack.Decoder(tuple[str, str, tuple[str | bool | None, ...]])
 encode_json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -122,7 +122,7 @@ def last_turn(record: CallRecord) -> dict[str, str]:
     last = record.last_turn
     if last is None:
         return {}
-    frames = f"{last.frames} {last.added} {last.frame_changes}" if last.frames is not None else ""
+    frames = f"{last.frames} {last.added} {last.over}" if last.frames is not None else ""
     residual = str(max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)))
     return {"last_key": last.key, "residual": residual, "frames": frames}
 
@@ -186,7 +186,7 @@ def opened(reply: Sequence[bytes | None]) -> OpenHold | None:
     units, noted, value = reply
     if units is None or noted is None or value is None:
         return None
-    return replace(_HOLDS.decode(value), units=int(units), noted=int(noted))
+    return holds.decode(value, int(units), int(noted))
 
 
 def entry(call_id: str, tag: str, sums: Sequence[bytes | None]) -> bytes:

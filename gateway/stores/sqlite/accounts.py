@@ -28,6 +28,7 @@ from gateway.core.ledger.arithmetic import (
 )
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
+from gateway.stores import holds
 from gateway.stores.damage import UNREADABLE, UnreadHolds, unreadable
 from gateway.stores.sqlite.schema import hold_key
 
@@ -83,7 +84,6 @@ _OVERDUE: Final = (
 )
 _NO_ACCOUNTS: Final[ledger.Accounts] = {}
 _NOT_HELD: Final[tuple[Sequence[AccountKey], Amount]] = ((), NOTHING)
-_HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: decodes limits that an operator set
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
 #: the start of a window in `COLUMNS`: the fields of a `Moment`
@@ -116,7 +116,7 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
     _keep(db, changes, now.wall)
     keys = _encode_accounts(claim.key for claim in hold.claims)
     held = hold.amount(granted.units)
-    value = msgspec.json.encode(opened)
+    value = holds.encode(opened)
     db.execute(_KEEP_HOLD, (*at, granted.units, keys, *held, now.boot, now.mono, now.wall, lease_s, value))
     return granted
 
@@ -304,4 +304,4 @@ def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: fl
 
 def _opened(row: Sequence[Any]) -> OpenHold:
     units, noted, value = row
-    return replace(_HOLDS.decode(value), units=units, noted=noted)
+    return holds.decode(value, units, noted)

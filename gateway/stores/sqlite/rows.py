@@ -187,7 +187,7 @@ def _last(record: CallRecord) -> tuple[str | int | None, ...]:
     last = record.last_turn
     if last is None:
         return (None,) * len(_LAST)
-    return last.key, max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)), last.frames, last.added, last.frame_changes
+    return last.key, max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)), last.frames, last.added, last.over
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:

@@ -210,8 +210,8 @@ class Session:
     def turn(self, calls: int) -> None:
         residual = self.always + self.each * calls
         self.last = self.last.followed_by(residual, calls) if self.last is not None else LastTurn(KEY, residual, calls)
-        if self.last.frame_changes:
-            self.frames = (*self.frames, Residual(self.last.added, self.last.frame_changes))[-MAX_RESIDUALS:]
+        if self.last.over:
+            self.frames = (*self.frames, Residual(self.last.added, self.last.over))[-MAX_RESIDUALS:]
 
 
 @given(
@@ -265,10 +265,10 @@ def test_tokens_of_old_frames_fade() -> None:
     for calls in range(1, 200):
         turn = turn.followed_by(40 * calls, calls)
     before = turn.frames or 0
-    assert (turn.added, turn.frame_changes) == (40 * turn.frame_changes, 32)
+    assert (turn.added, turn.over) == (40 * turn.over, 32)
     for calls in range(1, 200):
         turn = turn.followed_by(turn.residual + 10, before + calls)
-    assert turn.added <= 11 * turn.frame_changes
+    assert turn.added <= 11 * turn.over
 
 
 def test_last_turn_without_frame_count_is_learned_from_the_next_turn() -> None:
