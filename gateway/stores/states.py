@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from gateway.core.bounded import BoundedDict
+from gateway.core.modes.unread import UnreadForm
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
+from gateway.core.thinking_origin import ThinkingOrigin
+from gateway.core.tool_changes import ToolChange
 
 T = TypeVar("T")
 
@@ -25,14 +29,15 @@ class _DecodedCache(Generic[T]):
     decoded. Threads of SQLite use it as well, hence the lock.
     """
 
-    def __init__(self, kind: type[T], empty: T) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
+    def __init__(self, encode: Callable[[T], bytes], decode: Callable[[bytes], T], empty: T) -> None:
+        self._encode = encode
+        self._decode = decode
         self._empty = empty
         self._values = BoundedDict[bytes, T](_MOST)
         self._lock = Lock()
 
     def written(self, value: T) -> bytes:
-        encoded = msgspec.json.encode(value)
+        encoded = self._encode(value)
         self._put(encoded, value)
         return encoded
 
@@ -43,7 +48,7 @@ class _DecodedCache(Generic[T]):
         if known is not None:
             return known
         try:
-            value = self._decoder.decode(encoded)
+            value = self._decode(encoded)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return self._empty
         self._put(encoded, value)
@@ -54,8 +59,38 @@ class _DecodedCache(Generic[T]):
             self._values[encoded] = value
 
 
-_STATES: Final = _DecodedCache(SessionState, _EMPTY)
-_PLACES: Final = _DecodedCache[Places](dict[str, StepState], _EMPTY.steps)
+class _StoredState(msgspec.Struct, frozen=True, rename={"trim_decisions": "epochs"}):
+    """The stored form of a `SessionState`, with the same fields in the same order.
+
+    Its names must not change: versions of the gateway that share a store read each other's states.
+    """
+
+    trim_decisions: Mapping[str, Mapping[str, Any]] = _EMPTY.trim_decisions
+    summaries: Mapping[str, str] = _EMPTY.summaries
+    parent: str | None = None
+    steps: Places = _EMPTY.steps
+    sent_prefixes: Mapping[str, Mapping[str, Any]] = _EMPTY.sent_prefixes
+    thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = _EMPTY.thinking
+    tool_changes: tuple[ToolChange, ...] = ()
+    unread: Mapping[str, UnreadForm] = _EMPTY.unread
+
+
+_FIELDS: Final = _StoredState.__struct_fields__
+_DECODER: Final = msgspec.json.Decoder(_StoredState)
+_PLACES_DECODER: Final = msgspec.json.Decoder(dict[str, StepState])
+
+
+def _encode_state(state: SessionState) -> bytes:
+    return msgspec.json.encode(_StoredState(*[getattr(state, name) for name in _FIELDS]))
+
+
+def _decode_state(encoded: bytes) -> SessionState:
+    stored = _DECODER.decode(encoded)
+    return SessionState(*[getattr(stored, name) for name in _FIELDS])
+
+
+_STATES: Final = _DecodedCache(_encode_state, _decode_state, _EMPTY)
+_PLACES: Final = _DecodedCache[Places](msgspec.json.encode, _PLACES_DECODER.decode, _EMPTY.steps)
 
 
 def written(state: SessionState) -> bytes:

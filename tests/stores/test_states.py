@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from gateway.core.session import SessionState
@@ -23,8 +22,8 @@ def test_a_state_is_read_as_it_was_written() -> None:
     for state in (SessionState(), FULL):
         value = states.written(state)
         assert states.read(value) == state
-        # Another process has only what is written: it must read the very same.
-        assert msgspec.json.decode(value, type=SessionState) == state
+        # Another process decodes these bytes: the space makes them unknown to the cache.
+        assert states.read(value + b" ") == state
 
 
 def test_what_was_read_before_is_not_read_again() -> None:
@@ -32,8 +31,6 @@ def test_what_was_read_before_is_not_read_again() -> None:
     assert states.read(value) is states.read(bytes(bytearray(value)))
 
 
-@pytest.mark.parametrize(
-    "value", [None, 7, "text", b"", b"{", b"[]", b'{"trim_decisions": 7}', b'{"steps":{"a":1}}', b"\xff"]
-)
+@pytest.mark.parametrize("value", [None, 7, "text", b"", b"{", b"[]", b'{"epochs": 7}', b'{"steps":{"a":1}}', b"\xff"])
 def test_what_is_no_state_is_none(value: object) -> None:
     assert states.read(value) == SessionState()

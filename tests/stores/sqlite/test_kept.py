@@ -180,8 +180,8 @@ async def test_steps_of_format_8_are_moved_and_what_nobody_can_read_is_left(path
         made.executescript(script)
     steps = b'"steps":{"default":{"active":"work","index":1,"recent":["read","write"],"is_set":false}}'
     values = {
-        "s": b'{"trim_decisions":{"p1":{"v":1,"prefix":"p1","decisions":[1],"recalls":{}}},' + steps + b"}",
-        "none": b'{"trim_decisions":{},"steps":{}}', "odd": b"{", "deep": b"[" * 100_000, "list": b"[]", "text": "x",
+        "s": b'{"epochs":{"p1":{"v":1,"prefix":"p1","decisions":[1],"recalls":{}}},' + steps + b"}",
+        "none": b'{"epochs":{},"steps":{}}', "odd": b"{", "deep": b"[" * 100_000, "list": b"[]", "text": "x",
     }  # fmt: skip
     made.executemany("INSERT INTO states VALUES ('alice', ?, 1000.0, ?)", values.items())
     made.execute("INSERT INTO tools VALUES ('alice', 's', ?)", (b'{"recent":["read"],"calls":{"read":4}}',))

@@ -23,8 +23,8 @@ from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}
 STATE = SessionState({"p1": EPOCH})
-DEEP = b'{"trim_decisions":{"p":{"prefix":' + b"[" * 100_000
-DAMAGED = [b"", b"{", b"\xff\xfe", b"[]", b'{"trim_decisions":[]}', b'{"trim_decisions":{"p":3}}', DEEP, "text", 7, 1.5]
+DEEP = b'{"epochs":{"p":{"prefix":' + b"[" * 100_000
+DAMAGED = [b"", b"{", b"\xff\xfe", b"[]", b'{"epochs":[]}', b'{"epochs":{"p":3}}', DEEP, "text", 7, 1.5]
 
 
 def test_the_columns_are_the_totals_in_their_order() -> None:
@@ -75,7 +75,7 @@ async def test_a_last_turn_that_an_older_version_wrote_has_no_frames(path: Path,
 async def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known(path: Path) -> None:
     async with opened(path) as store:
         await store.update(KEY, lambda _: STATE)
-        write(path, "UPDATE states SET value = ?", b'{"new":[1],"trim_decisions":{"p1":{"v":2,"prefix":"p1"}}}')
+        write(path, "UPDATE states SET value = ?", b'{"new":[1],"epochs":{"p1":{"v":2,"prefix":"p1"}}}')
         assert (await store.remembered(KEY)).state == SessionState({"p1": {"v": 2, "prefix": "p1"}})
 
 

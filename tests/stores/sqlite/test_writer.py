@@ -135,7 +135,7 @@ async def test_a_change_that_waited_is_made_on_what_another_process_wrote_meanwh
             waiting = [asyncio.create_task(work_on(store, verb)) for verb in ("update", "learn", "update")]
             await the_loop_runs_on()
             assert not any(task.done() for task in waiting)
-            other.execute("UPDATE states SET value = ?", (b'{"trim_decisions":{"n":{"prefix":"n","number":70}}}',))
+            other.execute("UPDATE states SET value = ?", (b'{"epochs":{"n":{"prefix":"n","number":70}}}',))
             other.execute("UPDATE lessons SET value = ?", (b"y",))
             other.execute("COMMIT")
         results = await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
