@@ -61,7 +61,11 @@ def kept(gateway: GatewayProcess, session: str) -> tuple[int, int, int]:
 
 def is_stopping(gateway: GatewayProcess) -> bool:
     """Return True if the gateway has received a signal: it is alive, but not ready."""
-    return gateway.web.get("/readyz").status == 503 and gateway.web.get("/healthz").status == 200
+    try:
+        return gateway.web.get("/readyz").status == 503 and gateway.web.get("/healthz").status == 200
+    except ConnectionError:
+        # A worker that begins to stop closes connections on which no request has arrived yet.
+        return False
 
 
 def is_closed(gateway: GatewayProcess) -> bool:
