@@ -841,8 +841,8 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
                 # Lists leave out the tools of a session.
                 whole = await store.session(view.key)
                 stored.tools[view.key.id] = whole.tools.calls if whole is not None else {}
-        balance = await store.balances([Claim(session.key.account) for session in sessions])
-        stored.accounts = {stand.key.id: (stand.used, stand.held) for stand in balance}
+        balances = await store.balances([Claim(session.key.account) for session in sessions])
+        stored.accounts = {balance.key.id: (balance.used, balance.held) for balance in balances}
         return left, stored
     finally:
         await store.aclose()
@@ -850,8 +850,8 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
 
 async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> list[str]:
     """Return the holds and the journals that are left."""
-    balance = await store.balances([Claim(session.key.account) for session in sessions])
-    held = [f"held on {stand.key.id} at the end: {stand.held}" for stand in balance if any(stand.held)]
+    balances = await store.balances([Claim(session.key.account) for session in sessions])
+    held = [f"held on {balance.key.id} at the end: {balance.held}" for balance in balances if any(balance.held)]
     return held + [f"journal {path.name} is left" for path in (folder / "journals").glob("*.journal")]
 
 

@@ -348,6 +348,34 @@ def test_every_module_has_a_docstring() -> None:
     assert [module for module, tree in sources.items() if not ast.get_docstring(tree)] == []
 
 
+def members_of(node: ast.ClassDef) -> set[str]:
+    """Return the names of the methods and fields of a class."""
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(part.name)
+        elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            names.add(part.target.id)
+        elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+            names.add(part.attr)
+    return names
+
+
+def test_every_attribute_that_a_docstring_or_comment_names_exists() -> None:
+    sources = {path: path.read_text("utf-8") for _, path in modules()}
+    classes = [node for text in sources.values() for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    members = {node.name: members_of(node) for node in classes}
+    for node in classes:
+        members[node.name] |= {name for base in node.bases for name in members.get(ast.unparse(base), ())}
+    unknown = [
+        f"{path.name}: {name}.{attribute}"
+        for path, text in sources.items()
+        for name, attribute in re.findall(r"`([A-Z]\w+)\.(\w+)(?:\(\))?`", text)
+        if name in members and attribute not in members[name]
+    ]
+    assert unknown == []
+
+
 def test_no_two_public_classes_share_a_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for module, path in modules():

@@ -394,7 +394,7 @@ class Accounts:
             self._in_one_piece.add(state.routing.route)
 
     def _record(self, state: CallState) -> CallRecord:
-        """Return the call's record; if its usage cannot be read, the one of `RecordBuilder.unread`."""
+        """Return the call's record; if its usage cannot be read, the one of `RecordBuilder.build_unreadable`."""
         try:
             return self._records.build(state)
         except Exception:

@@ -320,11 +320,11 @@ class Budgets:
         return pending().as_orphaned() if pending is not None else None
 
     async def note(self, lease: Lease, sent: int) -> None:
-        """Note the bytes that were sent. See `Leases.note`."""
+        """Note the bytes that were sent. See `Leases.save_progress`."""
         await self._leases.save_progress(lease, sent)
 
     async def look(self, lease: Lease) -> None:
-        """Check the tokens that were delivered. See `Leases.look`."""
+        """Check the tokens that were delivered. See `Leases.check`."""
         await self._leases.check(lease)
 
     def close(self, taken: TakenHold, spent: Amount) -> None:

@@ -220,10 +220,10 @@ def thinking_json(thinking: ThinkingRecord) -> dict[str, Any]:
     return {"received": thinking.received, "sent": thinking.sent, "reason": thinking.reason or None}
 
 
-def tools_json(weights: TokensByTool) -> dict[str, dict[str, int]]:
+def tools_json(tokens: TokensByTool) -> dict[str, dict[str, int]]:
     """Return the number and tokens of results by tool, most tokens first."""
-    heaviest = sorted(weights.items(), key=lambda item: -item[1].tokens)
-    return {name: {"results": weight.results, "result_tokens": weight.tokens} for name, weight in heaviest}
+    largest = sorted(tokens.items(), key=lambda item: -item[1].tokens)
+    return {name: {"results": counts.results, "result_tokens": counts.tokens} for name, counts in largest}
 
 
 def fate_json(index: int, fate: MessageOutcome) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class CallRecord:
         spent: the amount that counts against their budgets.
         mode: how tool results were shown; None if they were not examined.
         step: the step in which it was made; None if its agent has no steps.
-        kept: what its session remembers of responses that the provider keeps, see `kept_as`.
+        kept: what its session remembers of responses that the provider keeps, see `kept_text`.
         answer: the name by which a later call that continues this response finds it, see `response_digest`; None if
             none can.
         unread_thinking: thinking blocks of the request that the called model or account cannot read.

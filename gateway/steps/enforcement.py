@@ -379,7 +379,7 @@ class Steps:
 
 
 class StepTransition:
-    """A step transition, applied by the store to the stored position when it writes the record (`Ending`).
+    """A step transition, applied by the store to the stored position when it writes the record (`StepEnding`).
 
     The store may apply it several times. The attributes are those of the last time.
 

@@ -176,12 +176,12 @@ def test_a_failed_next_page_is_not_requested_again_and_again(
 
     def refuse(route: Route) -> None:
         asked.append(route.request.url)
-        route.fulfill(status=503, body=json.dumps({"error": {"code": "store", "message": "The store is away."}}))
+        route.fulfill(status=503, body=json.dumps({"error": {"code": "store", "message": "The store is unavailable."}}))
 
     page.route("**/api/sessions?**cursor=**", refuse)
     region = page.get_by_role("region", name="Sessions")
     region.evaluate("element => element.scrollTo(0, element.scrollHeight)")
-    expect(page.get_by_text("The store is away.")).to_be_visible()
+    expect(page.get_by_text("The store is unavailable.")).to_be_visible()
     page.wait_for_timeout(500)
     assert len(asked) <= 2
     page.unroute("**/api/sessions?**cursor=**")
@@ -295,12 +295,12 @@ def asked_on_models(page: Page, gateway: GatewayThread) -> list[str]:
 def test_a_failed_view_makes_no_requests_after_it_was_left(watched: browsers.WatchedPage, site: GatewayThread) -> None:
     watched.allowed = ("503",)
     page = watched.page
-    body = json.dumps({"error": {"code": "store", "message": "The store is away."}})
+    body = json.dumps({"error": {"code": "store", "message": "The store is unavailable."}})
     page.route("**/api/sessions?**", lambda route: route.fulfill(status=503, body=body))
     page.goto(f"{site.url}/ui#/sessions")
     for _ in range(4):
         page.get_by_role("button", name="Try again").click()
-        expect(page.get_by_text("The store is away.")).to_be_visible()
+        expect(page.get_by_text("The store is unavailable.")).to_be_visible()
     page.unroute("**/api/sessions?**")
     assert asked_on_models(page, site) == []
 

@@ -172,7 +172,7 @@ async def test_refused_record_does_not_block_waiting_ones(
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Journal(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         assert await settler.settle(item) is None
     await eventually(lambda: not settler.is_unavailable, "the settler recovers")
@@ -223,7 +223,7 @@ async def test_a_refused_record_that_cannot_be_set_aside_is_named_and_stays_in_i
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Full(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
     await eventually(lambda: not settler.is_unavailable, "the settler recovers")
@@ -281,7 +281,7 @@ async def test_a_text_that_cannot_be_written_is_refused_by_each_store_that_write
     settler = Settler(spoilt.store, Journal(journals))
     assert await settler.settle(one) is None
     assert said(caplog, one.call_id, "nor set aside", "surrogates not allowed")
-    settler.mark_unavailable(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
     await eventually(lambda: not settler.is_unavailable, "the settler recovers")

@@ -38,7 +38,7 @@ class FlakyStore(MemoryStore):
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         self.tries += 1
         if self.away:
-            raise StoreUnavailable("The store is away.")
+            raise StoreUnavailable("The store is unavailable.")
         totals = await super().settle(record, ending)
         if self.deaf:
             raise StoreUnavailable("The answer was lost.")
@@ -165,12 +165,12 @@ async def test_outage_before_the_first_settlement_ends_when_the_store_replies() 
         async def ping(self) -> None:
             self.pings += 1
             if self.away:
-                raise StoreUnavailable("The store is away.")
+                raise StoreUnavailable("The store is unavailable.")
 
     store = Silent()
     settler = Settler(store)
     store.away = True
-    settler.mark_unavailable(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
     await eventually(lambda: store.pings == 2, "it is asked")
     with pytest.raises(StoreUnavailable):
         settler.check()
@@ -443,7 +443,7 @@ async def test_record_is_settled_after_its_lesson_is_learned(record: MakeRecord)
     class DullStore(FlakyStore):
         async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
             if self.away:
-                raise StoreUnavailable("The store is away.")
+                raise StoreUnavailable("The store is unavailable.")
             return await super().learn(lessons)
 
     store, item = DullStore(), record()

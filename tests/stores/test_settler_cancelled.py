@@ -42,7 +42,7 @@ class TroubledStore(SqliteStore):
         if self.trouble == "picky":
             raise RecordRefused("None of this.")
         if self.trouble == "away":
-            raise StoreUnavailable("The store is away.")
+            raise StoreUnavailable("The store is unavailable.")
         totals = await super().settle(record, ending)
         if self.trouble == "deaf":
             raise StoreUnavailable("The answer was lost.")

@@ -137,7 +137,7 @@ async def test_recovery_stops_when_the_store_becomes_unavailable(journals: Path,
         async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             self.tries += 1
             if self.tries == 2:
-                raise StoreUnavailable("The store is away.")
+                raise StoreUnavailable("The store is unavailable.")
             return await super().settle(record, ending)
 
     store = Going()
@@ -156,7 +156,7 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
     journals: Path, record: MakeRecord
 ) -> None:
     class Refusing(MemoryStore):
-        refusal: StoreUnavailable | None = StoreUnavailable("The store is away.")
+        refusal: StoreUnavailable | None = StoreUnavailable("The store is unavailable.")
 
         async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
             if self.refusal is not None:
@@ -217,7 +217,7 @@ async def test_undeletable_journal_does_not_prolong_the_outage(
     store, came_back = MemoryStore(), list[bool]()
     settler = Settler(store, Stuck(tmp_path / "journals"))
     settler.on_available = lambda: came_back.append(True)
-    settler.mark_unavailable(StoreUnavailable("The store is away."))
+    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
     await settler.settle(record())
     await eventually(lambda: came_back)
     assert said(caplog, "cannot be deleted", "the disk is read-only")

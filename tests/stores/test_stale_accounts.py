@@ -146,7 +146,7 @@ def test_hold_unknown_to_the_store_counts_until_its_call_ends() -> None:
     stale.drop_spent()
     stale.remember([Balance(KEY, CLAIM.configured, Amount(2), Amount())])
     assert stale.balances([CLAIM])[0].left("tokens") == 8
-    assert isinstance(stale.reserve(hold(9, number=2)), Refused), "the store is away again"
+    assert isinstance(stale.reserve(hold(9, number=2)), Refused), "the store is unavailable again"
     assert isinstance(stale.reserve(hold(8, number=3)), Granted)
     stale.settle(first.id, Amount(10, 0, 1))
     assert stale.balances([CLAIM])[0].left("tokens") == 80

@@ -47,7 +47,7 @@ class ConversationOutline:
     identities: tuple[bytes, ...] = ()
     #: number of calls of each message
     calls: tuple[int, ...] = ()
-    #: sum over all messages, see `MessageOutline.letters`
+    #: sum over all messages, see `MessageOutline.text_size`
     letters: int = 0
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()

@@ -17,7 +17,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.thinking_origin import ThinkingRule, ThinkingRules
 from gateway.core.values import dataclass
 
-#: maximum number of cached results of `TokenizerFamilies.of`
+#: maximum number of cached results of `TokenizerFamilies.find`
 _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {

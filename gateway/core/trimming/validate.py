@@ -105,7 +105,7 @@ def _misplaced(after: Conversation, place: int, raw: bytes) -> Iterator[str]:
     if set(summary) != {"role", "content"} or summary["role"] != "assistant" or not isinstance(summary["content"], str):
         yield "the summary is more than a text of the assistant's"
     if all(message.role != "user" for message in after.outlines[:place]):
-        yield "the summary stands before the task"
+        yield "the summary precedes the task"
 
 
 def _without(after: Conversation, place: int) -> Conversation:

@@ -315,9 +315,9 @@ class PerSlotLedger:
     def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
         return tuple(
-            stand
+            balance
             for claim, (now, rows) in zip(claims, replies, strict=True)
-            for stand in values.balances((claim,), now, rows)
+            for balance in values.balances((claim,), now, rows)
         )
 
 

@@ -89,7 +89,7 @@ _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
 #: the start of a window in `COLUMNS`: the fields of a `Moment`
 _Opened = tuple[float, float, str]
 
-#: `ledger.anew`, or with `_FORGET` in it `ledger.forgotten`
+#: `ledger.with_new_period`, or with `_FORGET` in it `ledger.after_deletion`
 _CLEAR: Final = (
     "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"

@@ -197,7 +197,7 @@ def test_only_the_summary_may_be_a_new_message() -> None:
         ((SYSTEM, TASK, *END), 2, None, "the summary is not where it should be"),
         ((SYSTEM, TASK, TOLD, *END), 3, None, "the summary is not where it should be"),
         *(((SYSTEM, TASK, *END), place, None, "the summary is not where it should be") for place in (-1, 5, 9)),
-        ((SYSTEM, TOLD, TASK, *END), 1, None, "the summary stands before the task"),
+        ((SYSTEM, TOLD, TASK, *END), 1, None, "the summary precedes the task"),
         ((SYSTEM, TASK, call("a", "b"), TOLD, result("a"), result("b"), *END), 3, None, "call a without its result"),
         (
             (SYSTEM, TASK, {**TOLD, "role": "user"}, *END),
