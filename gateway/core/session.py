@@ -55,7 +55,8 @@ class SessionState:
             the hash of what was received, newest last.
         thinking: which models made the thinking blocks of each conversation, by a key of the conversation.
         tool_changes: system messages of the gateway that withdraw tools within a conversation.
-        unread: how tool results were shown before the model read them, by name (`ConversationResults.names`), newest last.
+        unread: how tool results were shown before the model read them, by name (`ConversationResults.names`), newest
+            last.
     """
 
     trim_decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
