@@ -264,7 +264,7 @@ def _as_sent_last(original: CountedRequest, learned: LearnedCorrections) -> Coun
 
 
 def _safely(original: CountedRequest, room: ChoiceBudget) -> int:
-    """Return the most tokens in `CountedRequest.estimate_with_frames` with which the request plus margin is in the budget."""
+    """Return the largest `CountedRequest.estimate_with_frames` with which request and margin are in the budget."""
     if room.policy.safety is not None:
         return int(room.budget / room.policy.safety) - original.constant_offset
     known = room.learned
