@@ -397,8 +397,8 @@ class RequestComposer:
     def _affordable(self, state: CallState) -> int | None:
         """Return the input tokens that the budgets leave for this try; None if no budget limits them.
 
-        - Before the hold: `ContextState.affordable` minus `ShownResults.extra_tokens`. Summaries come after the hold, and
-          may be that much longer than the extracts until then.
+        - Before the hold: `ContextState.affordable` minus `ShownResults.extra_tokens`. Summaries come after the hold,
+          and may be that much longer than the extracts until then.
         - After it, on the first route: all of `ContextState.affordable`.
         - After it, on a fallback: the tokens that are held, as the hold is not renewed.
         """
