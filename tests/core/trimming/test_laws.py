@@ -494,34 +494,9 @@ def test_a_turn_that_began_with_thinking_still_does_after_each_trim(
     for place, thinks in zip(spoken, thoughts, strict=False):
         if thinks or messages[place - 1]["role"] == "user":
             messages[place] = {**messages[place], "thinking_blocks": thinking}
-    trim_decision: TrimDecision | None = None
-    texts: dict[str, str] = {}
-    for stop in range(2, len(messages) + 1):
-        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
-            continue
-        conversation = Conversation.of_messages(messages[:stop])
-        attempt = partial(
-            trim_conversation,
-            conversation,
-            limit,
-            Reader(WEIGH),
-            trim_decision=trim_decision,
-            policy=policy,
-            summaries=texts,
-        )
-        try:
-            try:
-                done = attempt(use="ask")
-            except SummaryNeeded as needed:
-                texts[needed.passage.id] = "told"
-                done = attempt(use="known")
-        except ContextOverflow:
-            continue
-        assert wrong_with(messages[:stop], done, limit) == []
-        sent = done.decoded()
+    for sent, _ in turn_by_turn(messages, limit, policy):
         words = max(place for place, message in enumerate(sent) if message["role"] == "user")
         assert all("thinking_blocks" in message for message in sent[words + 1 : words + 2])
-        trim_decision = done.trim_decision
 
 
 def google(number: int) -> dict[str, Any]:
