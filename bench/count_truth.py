@@ -45,8 +45,9 @@ HARD = {"image", "media", "server_tools"}
 
 @cache
 def estimator() -> Estimator:
-    families = families_from(yaml.safe_load((ROOT / "config" / "families.yaml").read_text("utf-8")))
-    return Estimator(families, Counters().counter, CountCache())
+    counters = Counters()
+    table = yaml.safe_load((ROOT / "config" / "families.yaml").read_text("utf-8"))
+    return Estimator(families_from(table, vocabularies=counters.vocabularies), counters.counter, CountCache())
 
 
 def tokens(request: Mapping[str, Any]) -> int:

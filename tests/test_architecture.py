@@ -69,6 +69,8 @@ HOMES = {
     "typer": ("gateway.cli",),
     "rich": ("gateway.cli",),
     "tiktoken": ("gateway.counters.tiktoken",),
+    "splintr": ("gateway.counters.vocabularies",),
+    "ctok": ("gateway.counters.vocabularies",),
     "litellm": ("gateway.upstream.litellm",),
     "httpx": ("gateway.upstream.litellm",),
     "msgspec": tuple(f"gateway.{part}" for part in {*ALLOWED, *ROOTS} - {"core"}),
@@ -77,6 +79,7 @@ HOMES = {
 IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 #: module without a test file of the same name -> the test that covers it, with the reason
 TESTED_ELSEWHERE = {
+    "counters.chunks": "counters/test_tiktoken.py",  # long texts
     "core.views": "core/views/test_view.py",  # the table of formats
     "core.views.read_messages": "core/views/test_messages.py",  # covered by the tests of whole messages
     "core.views.read_items": "core/views/test_responses.py",

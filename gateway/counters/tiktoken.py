@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import re
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
 from io import BufferedReader
@@ -20,6 +19,7 @@ from typing import Final
 
 from gateway.core.counting.measure import TokenCounter
 from gateway.core.values import dataclass
+from gateway.counters.chunks import count_in_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,8 @@ TABLES: Final[Mapping[str, EncodingTable]] = {
 FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
 #: Characters given to tiktoken at once. A word of a million letters takes 0.5 s, and in chunks 0.01 s per chunk.
 _CHUNK: Final = 64_000
-#: Characters of one text that are counted: about a million tokens. The rest is assumed to be similar.
+#: Characters of one text that are counted: about a million tokens. An exact count of more is not worth the seconds.
 _MOST_COUNTED: Final = 4_000_000
-#: characters at the end of a chunk that are searched for a space
-_SEAM: Final = 2_000
-_SPACE: Final = re.compile(r"\s(?=\S*\Z)")
 #: bytes of a rank file that are read at once, which takes some milliseconds
 _READ_BYTES: Final = 2**16
 #: maps each digit to "1" and any other byte to a space
@@ -79,17 +76,7 @@ class TiktokenCounter:
 
     def count(self, text: str) -> int:
         """Return the tokens of a text. Names of special tokens in it count as ordinary text."""
-        if len(text) <= _CHUNK:
-            return self._size(text)
-        if len(text) > _MOST_COUNTED:
-            # No context window holds it, so an exact count is not worth the seconds.
-            return round(self.count(text[:_MOST_COUNTED]) * len(text) / _MOST_COUNTED)
-        total = start = 0
-        while start < len(text):
-            end = _chunk_end(text, start)
-            total += self._size(text[start:end])
-            start = end
-        return total
+        return count_in_chunks(text, self._size, chunk=_CHUNK, most=_MOST_COUNTED)
 
     def _size(self, chunk: str) -> int:
         return len(self._encode(chunk))
@@ -114,15 +101,6 @@ def _further_digits(text: str) -> int:
     """
     marks = text.encode("utf-8", "replace").translate(_MARKS)
     return 2 * marks.count(b"111") + marks.replace(b"111", b" ").count(b"11")
-
-
-def _chunk_end(text: str, start: int) -> int:
-    """Return the end of the chunk that begins at `start`: before its last space, if one is near."""
-    end = start + _CHUNK
-    if end >= len(text):
-        return len(text)
-    space = _SPACE.search(text, end - _SEAM, end)
-    return space.start() if space and space.start() > start else end
 
 
 def load(folder: Path, encoding: str) -> TiktokenCounter | None:

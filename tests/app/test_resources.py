@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ssl
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from gateway.app.resources import (
 from gateway.core.counting.request import read_request
 from gateway.core.errors import ConfigError
 from gateway.counters.registry import Counters
+from gateway.counters.vocabularies import VOCABULARIES
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
 
@@ -89,12 +91,21 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_names() -> None:
     names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic", "o200k_digits"]
     models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
     known = (
-        "known: o200k_base, cl100k_base, o200k_digits, heuristic, chars/4, or your own as package.module:Class. "
+        f"known: o200k_base, cl100k_base, o200k_digits, {', '.join(VOCABULARIES)}, heuristic, chars/4, or your own as "
+        "package.module:Class. "
         "Without this key, the model family's is used"
     )
     assert problems_of(settings(models=models)) == [
         f"models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?); {known}",
         f"models[1].tokenizer: there is no such tokenizer; {known}",
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("splintr") is not None, reason="the package is installed")
+def test_a_tokenizer_whose_package_is_missing_is_refused_with_the_package() -> None:
+    models = [{"match": "a", "provider": "openai", "tokenizer": "llama3"}]
+    assert problems_of(settings(models=models)) == [
+        "models[0].tokenizer: the tokenizer llama3 needs the package splintr-rs: pip install splintr-rs",
     ]
 
 

@@ -89,7 +89,7 @@ class Side:
         self._newest = NewestMessages()
         self._planners = [
             Planner(
-                estimator, lambda _: True, learner, policy, deadline_s=600, clock=time.monotonic,
+                estimator, lambda _: 32_768, learner, policy, deadline_s=600, clock=time.monotonic,
                 memory=memory, threads=threads,
             )
             for policy in POLICIES

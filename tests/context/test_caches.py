@@ -45,7 +45,7 @@ def planner_of(memory: ContextCaches, counter: TokenCounter) -> Planner:
     estimator = Estimator(config.families(), lambda _: counter, memory.counts)
     learner = Learner(MemoryStore())
     return Planner(
-        estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic, memory=memory
+        estimator, lambda _: 32_768, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic, memory=memory
     )
 
 

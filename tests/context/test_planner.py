@@ -77,7 +77,7 @@ class World:
         threads.counts = self.token_counts
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, self.memory.counts),
-            lambda _: True,
+            lambda _: 32_768,
             Learner(MemoryStore()),
             policy or ContextPolicy(),
             deadline_s=deadline_s,

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, get_args
@@ -159,22 +159,26 @@ def _match_any(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def families_from(table: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> TokenizerFamilies:
+def families_from(
+    table: Mapping[str, Any], own: Mapping[str, Any] | None = None, vocabularies: Collection[str] = ()
+) -> TokenizerFamilies:
     """Read the families of a decoded table.
 
     Args:
         table: the table, with three sections.
-            `families`: name -> numbers, in order; `like: NAME` starts from the numbers of an earlier family.
+            `families`: name -> numbers, in order; `like: NAME` starts from the numbers of an earlier family. The
+            numbers under `vocabulary` replace others if the tokenizer that they name is one of `vocabularies`.
             `images`: name -> image rule and the `models` that it applies to, in order.
             `thinking`: name -> what the matching `models` do with thinking blocks, in order.
         own: a second table that is searched first; its families may be `like` families of the other table.
+        vocabularies: the optional tokenizers that are installed.
 
     Raises:
         ConfigError: lists every problem, with the keys of `own` as written there.
     """
     problems: list[str] = []
-    families, images, thinking = _read_table(table, {}, problems)
-    own_families, own_images, own_thinking = _read_table(own, families, problems) if own is not None else ({}, [], [])
+    families, images, thinking = _read_table(table, {}, problems, vocabularies)
+    own_families, own_images, own_thinking = _read_table(own or {}, families, problems, vocabularies)
     if problems:
         raise ConfigError(problems)
     rules = ThinkingRules([*own_thinking, *thinking])
@@ -185,7 +189,10 @@ _Images = list[tuple[tuple[str, ...], ImageRule]]
 
 
 def _read_table(
-    table: Mapping[str, Any], known: Mapping[str, TokenizerFamily], problems: list[str]
+    table: Mapping[str, Any],
+    known: Mapping[str, TokenizerFamily],
+    problems: list[str],
+    vocabularies: Collection[str],
 ) -> tuple[dict[str, TokenizerFamily], _Images, list[ThinkingRule]]:
     """Read one table; return its families, image rules and thinking rules.
 
@@ -197,7 +204,7 @@ def _read_table(
         base = families.get(str(row.get("like"))) or known.get(str(row.get("like")))
         if "like" in row and base is None:
             problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
-        families[name] = _family(name, row, base or TokenizerFamily(name=""), problems)
+        families[name] = _family(name, row, base or TokenizerFamily(name=""), problems, vocabularies)
     images = [
         (_models(f"images.{name}", row, problems), _image_rule(f"images.{name}", row, problems))
         for name, row in _rows(table, "images", problems)
@@ -254,18 +261,31 @@ def _pattern_problem(key: str, value: object) -> str | None:
     return f"{unknown[0]} is none of {', '.join(_WIRES)}" if unknown else None
 
 
-def _family(name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: list[str]) -> TokenizerFamily:
+def _family(
+    name: str, row: Mapping[str, Any], base: TokenizerFamily, problems: list[str], vocabularies: Collection[str]
+) -> TokenizerFamily:
     # Patterns are not inherited: a family that is `like` another one is for other models.
-    changes: dict[str, Any] = {"name": name, "models": ("*",), "providers": ("*",), "wires": ("*",)}
-    for key, value in row.items():
-        if key == "like":
-            continue
+    base = replace(base, name=name, models=("*",), providers=("*",), wires=("*",))
+    numbers = {key: value for key, value in row.items() if key not in ("like", "vocabulary")}
+    family = replace(base, **_changes(f"families.{name}", numbers, problems))
+    counted_exactly = row.get("vocabulary", {})
+    if not isinstance(counted_exactly, Mapping):
+        problems.append(f"families.{name}.vocabulary: must hold keys and values, not {type(counted_exactly).__name__}")
+        return family
+    exact = replace(family, **_changes(f"families.{name}.vocabulary", counted_exactly, problems))
+    return exact if exact.tokenizer in vocabularies else family
+
+
+def _changes(path: str, numbers: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Return the valid keys of a family; add the problems of the others."""
+    changes: dict[str, Any] = {}
+    for key, value in numbers.items():
         problem = _key_problem(str(key), value)
         if problem:
-            problems.append(f"families.{name}.{key}: {problem}")
+            problems.append(f"{path}.{key}: {problem}")
         else:
             changes[key] = _patterns(value) if key in _LISTS else value
-    return replace(base, **changes)
+    return changes
 
 
 def _key_problem(key: str, value: object) -> str | None:

@@ -9,6 +9,7 @@ import yaml
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import TokenizerFamilies, families_from
+from gateway.counters.vocabularies import VOCABULARIES
 
 TABLE = Path(__file__).parents[3] / "config" / "families.yaml"
 
@@ -40,6 +41,12 @@ def estimator(words: WordCounter) -> Estimator:
 def families() -> TokenizerFamilies:
     """Return the families of the table that ships with the package."""
     return families_from(yaml.safe_load(TABLE.read_text("utf-8")))
+
+
+@pytest.fixture(scope="session")
+def families_with_vocabularies() -> TokenizerFamilies:
+    """Return the families as they are with all optional vocabularies."""
+    return families_from(yaml.safe_load(TABLE.read_text("utf-8")), vocabularies=VOCABULARIES)
 
 
 def make_estimator(counter: WordCounter, table: dict[str, dict[str, Any]], images: Any = None) -> Estimator:

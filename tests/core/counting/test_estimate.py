@@ -514,3 +514,57 @@ def test_longer_request_with_known_keys_continues_from_the_shorter_one(make: Any
     for end in (8, 4):  # another system text, and another tokenizer, is another kind of request
         other = read_request("responses", {"instructions": "word " * end}, messages=raws[:end])
         assert warm.estimate(other, keys=keys[:end]) == warm.estimate(other)
+
+
+USER, ANSWER, SYSTEM = ({"role": role, "content": "x"} for role in ("user", "assistant", "system"))
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "messages", "frame"),
+    [
+        # what providers reported for texts of known length, minus the text
+        ("mistral-large-latest", "mistral", [USER], 3),
+        ("mistral-large-latest", "mistral", [SYSTEM, USER], 5),
+        ("mistral-large-latest", "mistral", [SYSTEM, USER, ANSWER, USER], 8),
+        ("mistral-small-latest", "mistral", [USER], 15),
+        ("llama-3.3-70b-versatile", "groq", [USER], 35),
+        ("llama-3.3-70b-versatile", "groq", [SYSTEM, USER], 35),
+        ("llama-3.3-70b-versatile", "groq", [USER, ANSWER, USER], 45),
+        ("llama3.2:3b", "ollama", [SYSTEM, USER], 25),
+        ("glm-4.7", "zai", [USER], 5),
+        ("glm-4.5-air", "zai", [SYSTEM, USER], 5),
+        ("qwen3", "ollama", [USER], 10),
+        ("qwen3-8b", "vllm", [USER], 8),
+        ("deepseek-chat", "deepseek", [USER, ANSWER, USER], 8),
+        ("deepseek/deepseek-r1", "openrouter", [USER], 3),
+        ("gemini-2.5-flash", "openrouter", [SYSTEM, USER], 0),
+        ("claude-sonnet-4-5", "anthropic", [USER], 7),
+        ("claude-sonnet-4-5", "anthropic", [USER, ANSWER, USER], 13),
+        ("claude-sonnet-5", "anthropic", [USER], 6),
+    ],
+)
+def test_messages_cost_what_providers_reported(
+    families_with_vocabularies: TokenizerFamilies,
+    model: str,
+    provider: str,
+    messages: list[dict[str, str]],
+    frame: int,
+) -> None:
+    count = Estimator(families_with_vocabularies, lambda _: HeuristicCounter(), CountCache())
+    found = count.estimate(read_request("chat", {"model": model, "messages": messages}, provider=provider))
+    assert found.tokens - len(messages) == frame
+
+
+def test_grok_bills_the_encrypted_reasoning_of_earlier_turns_and_no_summary(
+    families_with_vocabularies: TokenizerFamilies,
+) -> None:
+    """A pair of recorded requests: 908 characters took 148 tokens, a summary took none."""
+    count = Estimator(families_with_vocabularies, lambda _: HeuristicCounter(), CountCache())
+
+    def tokens(**reasoning: object) -> int:
+        items = [USER, {"type": "reasoning", **reasoning}, ANSWER, USER]
+        return count.estimate(read_request("responses", {"model": "grok-4.3", "input": items}, provider="xai")).tokens
+
+    summary = [{"type": "summary_text", "text": "the user asks what is in this file"}]
+    assert tokens(summary=summary) == tokens(summary=[])
+    assert tokens(encrypted_content="x" * 908, summary=summary) - tokens(summary=[]) == pytest.approx(148, abs=5)

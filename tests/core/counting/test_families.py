@@ -42,6 +42,13 @@ from gateway.core.errors import ConfigError
         ("Qwen/Qwen3.5-9B", "doubleword", "chat", "qwen-3.5"),
         ("meta-llama/Llama-3.3-70B-Instruct", "together", "chat", "llama"),
         ("ollama/llama3.2", "litellm", "chat", "llama"),
+        ("llama3.2:3b", "ollama", "chat", "llama-3.2-ollama"),
+        ("llama3.3", "ollama", "chat", "llama"),
+        ("qwen3:8b", "ollama", "chat", "qwen-ollama"),
+        ("deepseek-r1:8b", "ollama", "chat", "deepseek-r1"),
+        ("deepseek-r1-distill-qwen-32b", "groq", "chat", "deepseek-qwen"),
+        ("grok-4-fast", "xai", "chat", "grok-xai"),
+        ("x-ai/grok-4.1-fast", "openrouter", "chat", "grok"),
         ("llama3:8b", "ollama", "chat", "llama-3"),
         ("llama3-70b-8192", "groq", "chat", "llama-3"),
         ("deepseek-v4-flash", "deepseek", "responses", "deepseek-responses"),
@@ -106,9 +113,13 @@ def test_every_family_of_the_table_can_be_matched(families: TokenizerFamilies) -
         "gemini-3": ("gemini-3-pro", "gemini"),
         "gemini": ("gemini-2.5-pro", "gemini"),
         "grok-4.3": ("grok-4.3", "xai"),
-        "grok": ("grok-4", "xai"),
+        "grok": ("grok-4", "openrouter"),
+        "grok-xai": ("grok-4", "xai"),
         "qwen-3.5": ("qwen3.5-9b", "x"),
         "qwen": ("qwen3-32b", "x"),
+        "qwen-ollama": ("qwen3:4b", "ollama"),
+        "llama-3.2-ollama": ("llama3.2:3b", "ollama"),
+        "deepseek-r1": ("deepseek-r1:70b", "ollama"),
         "llama-next": ("llama-5", "x"),
         "claude-4.5": ("claude-sonnet-4-5", "anthropic"),
         "claude-4": ("claude-sonnet-4", "anthropic"),
@@ -125,7 +136,7 @@ def test_every_number_of_the_table_names_its_source() -> None:
     from pathlib import Path
 
     table = (Path(__file__).parents[3] / "config" / "families.yaml").read_text("utf-8").partition("\nfamilies:")[2]
-    skipped = ("models:", "providers:", "wires:", "like:", '"')  # a list of patterns may take two lines
+    skipped = ("models:", "providers:", "wires:", "like:", "vocabulary:", '"')  # a list of patterns may take two lines
     numbers = [line for line in table.splitlines() if line.startswith("    ") and not line.strip().startswith(skipped)]
     missing = [line for line in numbers if "  # " not in line and "spread" not in line]
     assert numbers
@@ -328,6 +339,24 @@ def test_own_table_is_searched_first_and_may_refer_to_the_other() -> None:
         families_from(shipped, {"families": {"b": {"like": "z"}}})
 
 
+def test_numbers_of_a_vocabulary_are_used_where_it_is_installed() -> None:
+    table = {
+        "families": {
+            "a": {"models": "a*", "text": 1.1, "start": 7, "vocabulary": {"tokenizer": "own", "text": 1}},
+            "b": {"models": "b*", "like": "a", "tools": 5, "vocabulary": {"tools": 4}},
+            "c": {"models": "c*", "like": "a", "tokenizer": "cl100k_base", "vocabulary": {"tools": 4}},
+        }
+    }
+    with_it, without = families_from(table, vocabularies=["own"]), families_from(table)
+    plain, exact = (found.find("a", "", "chat") for found in (without, with_it))
+    assert (plain.tokenizer, plain.text, plain.start) == ("o200k_base", 1.1, 7)
+    assert (exact.tokenizer, exact.text, exact.start) == ("own", 1, 7)
+    plain, exact = (found.find("b", "", "chat") for found in (without, with_it))
+    assert (plain.tokenizer, plain.text, plain.tools) == ("o200k_base", 1.1, 5)
+    assert (exact.tokenizer, exact.text, exact.tools) == ("own", 1, 4)
+    assert with_it.find("c", "", "chat").tools == 0
+
+
 def test_image_rules_are_matched_independently_of_families() -> None:
     found = families_from({"images": {"small": {"models": ["*mini*"], "rule": "fixed", "base": 9}}})
     assert found.find("a-mini", "", "chat").image.base == 9
@@ -351,6 +380,9 @@ def test_many_names_do_not_fill_the_memory() -> None:
         ({"families": {"a": {"start": "3"}}}, "families.a.start: must be a number"),
         ({"families": {"a": {"start": float("nan")}}}, "families.a.start: must be a number"),
         ({"families": {"a": {"start": True}}}, "families.a.start: must be a number"),
+        ({"families": {"a": {"vocabulary": {"strat": 3}}}}, "families.a.vocabulary.strat: there is no such key"),
+        ({"families": {"a": {"vocabulary": {"vocabulary": {}}}}}, "families.a.vocabulary.vocabulary: there is no such"),
+        ({"families": {"a": {"vocabulary": 3}}}, "families.a.vocabulary: must hold keys and values, not int"),
         ({"families": {"a": {"exact": 1}}}, "families.a.exact: must be true or false"),
         ({"families": {"a": {"tokenizer": 1}}}, "families.a.tokenizer: must be a text"),
         ({"families": {"a": {"rendering": "xml"}}}, "families.a.rendering: must be one of typescript, json"),

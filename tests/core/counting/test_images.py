@@ -24,6 +24,9 @@ from gateway.core.counting.media import Media
         ("claude-haiku-4-5", (128, 128), "", 28),
         ("claude-3-5-sonnet-20240620", (228, 148), "", 57),
         ("claude-sonnet-4-5", (166, 282), "", 69),
+        ("grok-4.3", (128, 128), "", 20),
+        ("grok-4-1-fast", (239, 178), "", 256),
+        ("granite3.2-vision", (239, 178), "auto", 770),
         # Anthropic's documentation: shrunk to 1,568 tokens; 4,784 from Opus 4.7 on
         ("claude-sonnet-4-6", (4000, 3000), "", pytest.approx(1568, rel=0.05)),
         ("claude-opus-4-8", (4000, 3000), "", pytest.approx(4784, rel=0.05)),
