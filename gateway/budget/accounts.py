@@ -32,19 +32,10 @@ from gateway.core.errors import (
     StoreDamaged,
     StoreUnavailable,
 )
-from gateway.core.ledger.arithmetic import MOST, NOTHING, Amount, Claim
-from gateway.core.ledger.charging import (
-    STREAM_STEP,
-    CallNeed,
-    ChargedAccounts,
-    TokenRate,
-    dearest,
-    limits_output,
-    output_room,
-    rate_of,
-)
+from gateway.core.ledger.arithmetic import NOTHING, Amount, Claim
+from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
+from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
 from gateway.core.ledger.refusals import Allowance, allowance
-from gateway.core.plan import Plan
 from gateway.core.ports import Observer, ReadBody, Sessions
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
@@ -52,7 +43,7 @@ from gateway.core.stored import CallEnd
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
-from gateway.dialects.limits import default_limit, minimum_output, output_limit, responses_asked, service_tier
+from gateway.dialects.limits import responses_asked, service_tier
 from gateway.steps.enforcement import Steps, StepTransition
 from gateway.stores.settler import Settler
 
@@ -258,9 +249,7 @@ class Accounts:
         # The routes before the current one have failed.
         ahead = state.routing.routes[state.routing.routes.index(state.routing.route) :]
         known = [self._facts(route) for route in ahead]
-        asked = state.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
-        asked = asked or default_limit(fields, wire)
-        asked = min(asked, MOST) if asked is not None else None
+        output = output_to_reserve(state.output_asked, state.step_output)
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
@@ -269,16 +258,18 @@ class Accounts:
         kept = state.kept_by(*ahead)
         # The expected tokens of a plan include what the provider keeps; its safe tokens do not.
         expected += kept if plan is None else 0
-        outputs = [facts.output for facts in known]
         rates = self._rates(state, call, ahead, tokens + kept)
+        windows = [facts.window for facts in known]
+        if plan is not None:
+            # The provider of the current route may have reported another window.
+            windows[0] = plan.window
         return CallNeed(
             tokens + kept,
-            output=asked,
-            model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
-            # A limit that the gateway cannot lower is reserved completely.
-            least_output=minimum_output(fields, wire) if wire is not None else asked or 0,
+            output=output,
+            model_output=longest_output([facts.output for facts in known]),
+            least_output=state.output_asked.least,
             choices=responses_asked(fields, wire),
-            has_output=wire is not None or asked is not None,
+            has_output=wire is not None or output is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
             model=state.routing.route.model,
@@ -288,7 +279,7 @@ class Accounts:
             can_end=can_end,
             completes_without_client=state.is_fetched_later,
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
-            room=_room(plan, [facts.window for facts in known], tokens),
+            room=widest_room(windows, tokens),
             expected=expected,
         )
 
@@ -469,16 +460,6 @@ def _read_for_hold(state: CallState, call: Call) -> None:
         text_estimate(state)
     if any(balance.limits.nano_usd is not None for balance in state.budget.accounts.budgets):
         state.budget.caches_long = _LONG_CACHE.search(call.body) is not None
-
-
-def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
-    """Return what the widest context window leaves for the response; None if a window is unknown.
-
-    `windows`: of the routes, the current one first. Its provider may have reported another window, see `Plan.window`.
-    """
-    first = plan.window if plan is not None else windows[0]
-    rooms = [output_room(window, tokens) for window in (first, *windows[1:])]
-    return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
 def _uncounted(state: CallState, call: Call) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from typing import Final
 
 from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.ledger.arithmetic import NOTHING, Amount
-from gateway.core.ledger.charging import CallNeed, accounts_of, spent_by
+from gateway.core.ledger.charging import accounts_of, spent_by
+from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.record import (
     CANCEL_REASONS,

@@ -13,11 +13,11 @@ from typing import Final, Literal
 
 from gateway.call.bound_thinking import BoundCall
 from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
-from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import header
 from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.ledger.charging import ChargedAccounts
+from gateway.core.ledger.output_limit import OutputAsked
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm
@@ -32,9 +32,8 @@ from gateway.core.trimming.summary import SummaryUse
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call, Dialect, ParsedResponse
 from gateway.dialects.contents import Contents
-from gateway.dialects.fields import AnyFields
 from gateway.dialects.limit_error import NO_OUTPUT_RULE, OutputRule
-from gateway.dialects.limits import minimum_output, output_limit
+from gateway.dialects.limits import output_asked
 from gateway.dialects.server_state import continued_from, is_fetched_later, is_in_background, references_to_stored
 from gateway.dialects.tool_restriction import UNRESTRICTED, ToolRestriction
 
@@ -295,6 +294,7 @@ class CallState:
     dispatch: DispatchState = field(default_factory=DispatchState)
     response: ReceivedResponse = field(default_factory=ReceivedResponse)
     settlement: SettlementState = field(default_factory=SettlementState)
+    _output_asked: OutputAsked | None = None
 
     @classmethod
     def of(cls, incoming: Incoming, started_at: float) -> CallState:
@@ -340,18 +340,19 @@ class CallState:
         ids = continued_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
         return max(self.context.remembered.kept_tokens(route.provider, ids) for route in routes) if ids else 0
 
-    def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:
-        """Return the maximum output tokens of the call: the step's limit, or the one that the call asks for."""
-        asked, step = output_limit(fields, wire), self.limit_to_set(fields, wire)
-        return asked if step is None else step
+    @property
+    def output_asked(self) -> OutputAsked:
+        """What the request says about the length of its response. The body is read once."""
+        if self._output_asked is None:
+            fields = self.call.fields if self.call is not None else {}
+            self._output_asked = output_asked(fields, self.incoming.endpoint.wire)
+        return self._output_asked
 
-    def limit_to_set(self, fields: AnyFields, wire: Wire) -> int | None:
-        """Return the output limit that the step sets; None if it sets none or the call asks for no more."""
-        most = self.steps.step.max_output_tokens if self.steps.step is not None else None
-        if most is None:
-            return None
-        asked, most = output_limit(fields, wire), max(most, minimum_output(fields, wire))
-        return most if asked is None or most < asked else None
+    @property
+    def step_output(self) -> int | None:
+        """The output limit of the active step; None if it sets none, or the gateway cannot write the limit."""
+        step = self.steps.step if self.incoming.endpoint.wire is not None else None
+        return step.max_output_tokens if step is not None else None
 
     def client_left(self) -> None:
         """Note that the client left. A stream that has sent its finish reason counts as received."""

@@ -1,4 +1,7 @@
-"""Read and set the output limit and the number of responses, in each API."""
+"""Read and set the output limit and the number of responses, in each API.
+
+`gateway.core.ledger.output_limit` decides which limit is set.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.core.ledger.arithmetic import MOST
-from gateway.core.ledger.charging import USEFUL
+from gateway.core.ledger.output_limit import USEFUL, OutputAsked
 from gateway.core.values import dataclass
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.fields import AnyFields, decode
@@ -57,6 +60,17 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     """
     own = _own_limit(fields, wire)
     return own if own is None else max([own, *(limit for _, limit in _fallback_limits(fields, wire))])
+
+
+def output_asked(fields: AnyFields, wire: Wire | None) -> OutputAsked:
+    """Return what a request says about the length of its response. `wire`: None for an unknown format."""
+    limit = output_limit(fields, wire)
+    if wire is None:
+        # The gateway cannot lower this limit.
+        return OutputAsked(limit, least=limit or 0)
+    return OutputAsked(
+        limit, default_limit(fields, wire), minimum_output(fields, wire), is_none=asks_no_output(fields, wire)
+    )
 
 
 def _own_limit(fields: AnyFields, wire: Wire | None) -> int | None:

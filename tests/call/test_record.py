@@ -12,7 +12,8 @@ from gateway.call.record import RecordBuilder, input_estimate
 from gateway.call.state import CallState
 from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
-from gateway.core.ledger.charging import CallNeed, TokenRate
+from gateway.core.ledger.charging import TokenRate
+from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.plan import Plan
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord, Outcome
