@@ -31,6 +31,8 @@ _LLAMA_LIMIT: Final = "n_predict"
 _LLAMA_FORMATS: Final = frozenset({"chat", "completions"})
 #: all names of an output limit; a server may know more than one
 ALL_LIMITS: Final = tuple(sorted({_LLAMA_LIMIT, *(name for names in _FIELDS.values() for name in names)}))
+#: all fields that `output_asked` depends on
+_LENGTH_FIELDS: Final = frozenset({*ALL_LIMITS, "thinking", "reasoning"})
 #: the name in a chat call that every provider knows, except those configured with the other name in `limit_field`
 _MAX_TOKENS: Final = "max_tokens"
 #: models that respond after the first one refuses, each with its own settings:
@@ -39,6 +41,8 @@ _FALLBACKS: Final = "fallbacks"
 #: output tokens of a completion if the call names no limit:
 #: https://platform.openai.com/docs/api-reference/completions/create
 _COMPLETION_DEFAULT: Final = 16
+_DEFAULT_LENGTH: Final = OutputAsked(default=_COMPLETION_DEFAULT)
+_ANY_LENGTH: Final = OutputAsked()
 #: the fields that ask for several responses in one call
 _RESPONSE_COUNTS: Final = ("n", "best_of")
 #: the fields that select the service tier
@@ -64,6 +68,8 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
 
 def output_asked(fields: AnyFields, wire: Wire | None) -> OutputAsked:
     """Return what a request says about the length of its response. `wire`: None for an unknown format."""
+    if fields.keys().isdisjoint(_LENGTH_FIELDS):
+        return _DEFAULT_LENGTH if wire == "completions" else _ANY_LENGTH
     limit = output_limit(fields, wire)
     if wire is None:
         # The gateway cannot lower this limit.

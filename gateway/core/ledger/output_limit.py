@@ -123,9 +123,13 @@ def limit_to_set(asked: OutputAsked, *, budget: int | None, step: int | None, he
         step: the limit of the active step (`limit_of_step`).
         held: what is reserved, if the provider may ignore the limit that the call itself sets.
     """
-    reasons = ((budget, "set by the budget"), (step, "set by the step"), (held, "set by the hold"))
-    limits = (LimitToSend(limit, reason) for limit, reason in reasons if limit is not None)
-    return None if asked.is_none else next(limits, None)
+    if asked.is_none:
+        return None
+    if budget is not None:
+        return LimitToSend(budget, "set by the budget")
+    if step is not None:
+        return LimitToSend(step, "set by the step")
+    return LimitToSend(held, "set by the hold") if held is not None else None
 
 
 def lowest(limit: int, *bounds: int | None) -> int:
