@@ -23,7 +23,7 @@ from gateway.core.modes import ResponseMode
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm
 from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import CallRecord, Outcome
+from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.steps import Step
@@ -60,6 +60,7 @@ class RoutingState:
         home: the first route before any failure, and before thinking blocks moved another route to the front.
         kept_at: the provider that keeps the response which the call continues; None if unknown.
         others: other models that the providers may use instead of the call's model, because the call allows it.
+        failed: the routes that were tried before the current one, each with the reason why it was given up.
         advisors: models that the call's model may ask for advice, with a tool of the provider.
     """
 
@@ -67,6 +68,7 @@ class RoutingState:
     route: Route = _NO_ROUTE
     home: Route = _NO_ROUTE
     kept_at: str | None = None
+    failed: tuple[str, ...] = ()
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
 
@@ -278,7 +280,7 @@ class CallState:
         call: the body as its dialect reads it; None until it is read.
         session: the session that is charged; None if there is none, or it is not known yet.
         is_session_derived: the id of the session was derived from the first messages of the conversation.
-        notes: remarks for the record, by name.
+        notes: remarks for the record, by name. They are for people: nothing is decided by them.
     """
 
     incoming: Incoming
@@ -301,7 +303,9 @@ class CallState:
         """Return the state of a call that has just come in."""
         purpose, parent = incoming.purpose, header(incoming.headers, b"traceparent")
         if purpose is None:
-            return cls(incoming, started_at, notes={"traceparent": parent.decode()} if _TRACE.fullmatch(parent) else {})
+            return cls(
+                incoming, started_at, notes={NOTE_TRACEPARENT: parent.decode()} if _TRACE.fullmatch(parent) else {}
+            )
         return cls(incoming, started_at, is_session_derived=purpose.derived, notes=dict(purpose.notes))
 
     @property
@@ -353,6 +357,12 @@ class CallState:
         """The output limit of the active step; None if it sets none, or the gateway cannot write the limit."""
         step = self.steps.step if self.incoming.endpoint.wire is not None else None
         return step.max_output_tokens if step is not None else None
+
+    def note_failed_route(self, reason: str) -> None:
+        """Note that the current route has failed, and that the next one is tried."""
+        route, routing = self.routing.route, self.routing
+        routing.failed = (*routing.failed, f"{route.provider}/{route.model}: {reason}")
+        self.notes[NOTE_FALLBACK] = "; ".join(routing.failed)
 
     def client_left(self) -> None:
         """Note that the client left. A stream that has sent its finish reason counts as received."""

@@ -32,6 +32,7 @@ _LEAST_LIMIT: Final = 256
 _SHORTER: Final = 0.8
 #: Tokens. Every model in use today has a window of at least this size.
 _LEAST_KNOWN: Final = 4_096
+_TOO_LONG: Final = "the provider refused it for its length"
 
 
 class Recomposer:
@@ -92,7 +93,7 @@ class Recomposer:
         before = state.context.shown
         planned = await self._planned_again(state, request, options, reported_limit)
         again = planned.plan
-        state.notes["context"] = "the provider refused it for its length"
+        state.notes["context"] = _TOO_LONG
         is_shorter = (
             again.messages not in (None, plan.messages)
             or (state.context.thinking is not None and planned.sent != state.context.sent_messages)
@@ -104,7 +105,7 @@ class Recomposer:
             state.context.shown = before
             return False
         await self._composer.take(state, planned)
-        state.notes["context"] += ", and it was trimmed again"
+        state.notes["context"] = f"{_TOO_LONG}, and it was trimmed again"
         await self._composer.remember(state, again)
         return True
 

@@ -324,7 +324,7 @@ class Exchange:
         state, earlier, position = self._state, EarlierFailures(), 0
         routing = state.routing
         while True:
-            route = routing.route = routing.routes[position]
+            routing.route = routing.routes[position]
             position += 1
             try:
                 response = await self._send_to_current_route(call)
@@ -349,9 +349,7 @@ class Exchange:
             state.dispatch.work(is_so=False)
             # If the client has left, the cancellation takes effect here, before another provider is called.
             await asyncio.sleep(0)
-            failed = f"{route.provider}/{route.model}: {reason}"
-            before = state.notes.get("fallback")
-            state.notes["fallback"] = failed if before is None else f"{before}; {failed}"
+            state.note_failed_route(reason)
 
     def _refuses_our_key(self, response: UpstreamReply) -> bool:
         """Return whether the provider refuses the gateway's own key. Another provider has another key."""

@@ -112,7 +112,7 @@ class Otel(Observer):
         del left
         common = _common(call)
         start = int(call.started_at * _NANOSECONDS)
-        parent = {"traceparent": call.notes["traceparent"]} if "traceparent" in call.notes else {}
+        parent = {"traceparent": call.traceparent} if call.traceparent is not None else {}
         span = self._tracer.start_span(
             f"{call.operation} {call.model}".strip(),
             context=self._propagator.extract(parent),
