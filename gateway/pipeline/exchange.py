@@ -76,7 +76,7 @@ _PROVIDER_UNKNOWN: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gateway:
     """The parts that all calls share. `app.assembly` makes them.
 
