@@ -39,6 +39,7 @@ from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.ports import Observer, ReadBody, Sessions
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.stored import CallEnd
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
@@ -94,8 +95,8 @@ class Accounts:
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def open(self, state: CallState) -> None:
-        """Read what the session remembers, and the balances of the accounts that the call is charged to.
+    async def open(self, state: CallState) -> Remembered:
+        """Read the balances of the accounts that the call is charged to; return what the session remembers.
 
         Raises:
             InvalidRequest: the session cannot have the parent that the call names.
@@ -108,16 +109,15 @@ class Accounts:
         )
         if not self._settler.is_unavailable:
             try:
-                await self._read(state, directives.parent)
+                return await self._read(state, directives.parent)
             except StoreDamaged as error:
                 # What the account may spend is unknown until it is repaired, so `on_failure: open` does not apply.
                 self._settler.mark_unavailable(error)
                 raise
             except StoreUnavailable as error:
                 self._settler.mark_unavailable(error)
-            else:
-                return
         self._open_stale(state)
+        return NOTHING_REMEMBERED
 
     async def look(self, state: CallState) -> None:
         """Read the accounts of a call that was refused before they were read, so that its client learns what is left.
@@ -131,15 +131,16 @@ class Accounts:
         with contextlib.suppress(StoreUnavailable):
             await self._read(state, None)
 
-    async def _read(self, state: CallState, named: str | None) -> None:
+    async def _read(self, state: CallState, named: str | None) -> Remembered:
         session, call = state.session, state.call
         if session is None:
             state.budget.accounts = await self._budgets.book(state.budget.charged)
-            return
+            return NOTHING_REMEMBERED
         is_stream = call is not None and call.stream
         begun = await self._budgets.opening(session, state.budget.charged, named, with_totals=is_stream)
         opening, state.budget.charged, state.budget.accounts = begun
-        state.context.remembered, state.budget.totals_before = opening.remembered, opening.totals
+        state.budget.totals_before = opening.totals
+        return opening.remembered
 
     def _open_stale(self, state: CallState) -> None:
         """Use the balances that this worker read last.
@@ -155,8 +156,8 @@ class Accounts:
         state.budget.accounts = self._budgets.stale_book(charged)
         state.notes["store"] = "unavailable: the budget is as last read"
 
-    async def hold(self, state: CallState, call: Call) -> None:
-        """Reserve what the call may cost, before it is sent.
+    async def hold(self, state: CallState, call: Call) -> tuple[Route, ...]:
+        """Reserve what the call may cost, before it is sent; return the routes that the reservation is enough for.
 
         Raises:
             BudgetFault: too little is left.
@@ -164,15 +165,16 @@ class Accounts:
             StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
+        routes = state.routing.routes
         if not state.budget.accounts.claims:
-            return
+            return routes
         self._check_deferred(state)
         if state.budget.accounts.budgets:
             await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
         # The store may have made the hold even if the call ends before its reply.
         state.budget.is_holding = True
         try:
-            state.budget.hold = await self._first_of(state, call)
+            state.budget.hold, routes = await self._first_of(state, call)
         except StoreDamaged as error:
             state.budget.is_holding = False
             self._settler.mark_unavailable(error)
@@ -182,11 +184,12 @@ class Accounts:
             # one.
             self._settler.mark_unavailable(error)
             self._open_stale(state)
-            state.budget.hold = await self._reserve(state, call)
+            state.budget.hold = await self._reserve(state, call, routes)
         except GatewayError:
             state.budget.is_holding = False
             raise
         state.budget.accounts = state.budget.hold.accounts
+        return routes
 
     @staticmethod
     def check_held(state: CallState) -> None:
@@ -216,38 +219,32 @@ class Accounts:
                 "set budget.deferred: forward."
             )
 
-    async def _first_of(self, state: CallState, call: Call) -> TakenHold:
+    async def _first_of(self, state: CallState, call: Call) -> tuple[TakenHold, tuple[Route, ...]]:
         """Reserve enough for every route that the call may still take; if that is refused, for the current one only.
 
         In the second case the call loses its fallbacks.
         """
+        routes = state.routing.routes
         try:
-            return await self._reserve(state, call)
+            return await self._reserve(state, call, routes), routes
         except (BudgetFault, PriceUnknown):
-            routes, end = state.routing.routes, state.routing.routes.index(state.routing.route) + 1
+            end = routes.index(state.routing.route) + 1
             if len(routes) == end:
                 raise
-        state.routing.routes = routes[:end]
-        try:
-            taken = await self._reserve(state, call)
-        except (BudgetFault, PriceUnknown):
-            # With shorter tool results there may be room for all routes.
-            state.routing.routes = routes
-            raise
+        taken = await self._reserve(state, call, routes[:end])
         left_out = ", ".join(f"{route.provider}/{route.model}" for route in routes[end:])
         state.notes["left_out"] = f"{left_out}: too little budget is left for them"
-        return taken
+        return taken, routes[:end]
 
-    def _reserve(self, state: CallState, call: Call) -> Awaitable[TakenHold]:
-        need, orphaned = partial(self._need, state, call), partial(self._records.build_orphaned, state)
+    def _reserve(self, state: CallState, call: Call, routes: tuple[Route, ...]) -> Awaitable[TakenHold]:
+        need, orphaned = partial(self._need, state, call, routes), partial(self._records.build_orphaned, state)
         call_id, is_stream = state.incoming.call_id, call.stream
         return self._budgets.reserve(state.budget.accounts, call_id, need, orphaned, is_stream=is_stream)
 
-    def _need(self, state: CallState, call: Call) -> CallNeed:
-        """Return what the call may use at most, on any of its remaining routes."""
+    def _need(self, state: CallState, call: Call, routes: tuple[Route, ...]) -> CallNeed:
+        """Return what the call may use at most, on any of these routes that has not failed yet."""
         plan, wire, fields = state.context.plan, state.incoming.endpoint.wire, call.fields
-        # The routes before the current one have failed.
-        ahead = state.routing.routes[state.routing.routes.index(state.routing.route) :]
+        ahead = routes[routes.index(state.routing.route) :]
         known = [self._facts(route) for route in ahead]
         output = output_to_reserve(state.output_asked, state.step_output)
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 from gateway.call.bound_thinking import BoundCall
 from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
@@ -25,7 +26,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
-from gateway.core.session import Remembered
+from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
 from gateway.core.trimming.summary import SummaryUse
@@ -42,7 +43,6 @@ CLIENT_CLOSED: Final = 499
 #: https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
-_NOTHING_REMEMBERED: Final = Remembered()
 _NO_ROUTE: Final = Route("", "")
 _NO_ACCOUNTS: Final = ChargedAccounts("")
 _NOT_READ: Final = CallAccounts()
@@ -55,7 +55,7 @@ class RoutingState:
 
     Attributes:
         routes: the models that may serve the call, at their providers, in the order in which they are tried.
-            `budget.accounts` removes those for which nothing could be reserved.
+            Once something is reserved, only those that the reservation is enough for.
         route: the route that is tried now, or that has responded.
         home: the first route before any failure, and before thinking blocks moved another route to the front.
         kept_at: the provider that keeps the response which the call continues; None if unknown.
@@ -127,12 +127,31 @@ class StepsState:
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
         refused_changes: the route whose model refused a system message that removes tools; None if none did.
+        contents: the messages of the call, if a condition needs them; None if they are to be read for the plan.
+        counts: the token counts of `contents`, if a condition needs them.
     """
 
     active: ActiveStep | None = None
     step: Step | None = None
     restriction: ToolRestriction = UNRESTRICTED
     refused_changes: Route | None = None
+    contents: Contents | None = None
+    counts: RequestCounts | None = None
+
+
+class UnreadExtracts(NamedTuple):
+    """Extracts of tool results that the model has not read, because they do not fit.
+
+    Attributes:
+        blocks: the blocks to send of each result, by name (`ConversationResults.names`).
+        room: the token limit for which they were chosen; None without extracts.
+    """
+
+    blocks: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    room: int | None = None
+
+
+NO_EXTRACTS: Final = UnreadExtracts()
 
 
 @dataclass(slots=True)
@@ -140,14 +159,13 @@ class ContextState:
     """What of the conversation is sent. Written by `context`.
 
     Attributes:
-        remembered: what the session keeps from earlier calls; read by `budget.accounts` together with the balances.
+        remembered: what the session keeps from earlier calls; `pipeline.exchange` sets it first.
         compaction: how the call asks that its conversation is compacted; None if it does not.
-        contents: the messages of the call, if the steps had to read them; otherwise they are read for the plan.
-        counts: the token counts of these contents, if the steps needed them; used once, instead of counting again.
+        has_used_counts: the token counts of the steps were used. They are used once, because the provider may have
+            reported something before a second try.
         mode: the response mode of tool results that the model has read; None before the request is composed.
         tried: the response modes that are tried now.
-        extracts: the blocks to send of unread tool results that do not fit, by name (`ConversationResults.names`).
-        extracts_room: the token limit for which `extracts` were chosen; None without any.
+        extracts: what is sent of unread tool results that do not fit.
         unread: how unread tool results are shown, by name, for the session to remember.
         shown: the tool results as they are shown; None if all are unchanged.
         thinking: what is sent of the thinking, if the model accepts it only after an unchanged prefix; else None.
@@ -159,14 +177,12 @@ class ContextState:
         unread_thinking: thinking blocks of the request that the current route cannot read.
     """
 
-    remembered: Remembered = _NOTHING_REMEMBERED
+    remembered: Remembered = NOTHING_REMEMBERED
     compaction: Literal["path", "trigger"] | None = None
-    contents: Contents | None = None
-    counts: RequestCounts | None = None
+    has_used_counts: bool = False
     mode: ResponseMode | None = None
     tried: ModeTry = _UNCHANGED
-    extracts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    extracts_room: int | None = None
+    extracts: UnreadExtracts = NO_EXTRACTS
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
     shown: ShownResults | None = None
     thinking: BoundCall | None = None

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.call.bound_thinking import BoundCall, PlanResult, SendChoice, mode_at
-from gateway.call.state import CallState
+from gateway.call.state import NO_EXTRACTS, CallState, UnreadExtracts
 from gateway.call.types import PlanRequest, RequestCounts
 from gateway.context.planner import Planner
 from gateway.context.summaries import NoSummaryError, Summaries
@@ -138,7 +138,7 @@ class RequestComposer:
     @staticmethod
     def _unload(state: CallState) -> None:
         """Release the messages if they are sent unchanged. `loaded` reads them from the body again."""
-        request, state.context.contents = state.context.request, None
+        request = state.context.request
         if (
             request is not None
             and not (request.is_changed or request.contents.marked)
@@ -161,7 +161,7 @@ class RequestComposer:
         if contents is None:
             return
         if tried.modes != state.context.tried.modes:
-            state.context.extracts, state.context.extracts_room = {}, None
+            state.context.extracts = NO_EXTRACTS
         state.context.mode, state.context.tried = tried.modes.read, tried
         bound = state.context.thinking = await self._bound_with_tool_changes(state, contents)
         contents = bound.received if bound is not None else contents
@@ -250,14 +250,15 @@ class RequestComposer:
         results = await self._planner.results_in(view)
         if not results.unread:
             return False
-        unread, room = sorted(results.unread), state.context.extracts_room
+        unread, room = sorted(results.unread), state.context.extracts.room
         if room is None:
             room = await self._planner.tokens_complete(
                 request, state.context.remembered, [view.messages[i] for i in unread]
             )
-        state.context.extracts_room = room = max(0, room - over)
+        room = max(0, room - over)
         blocks = await self._planner.chosen_blocks(request, state.context.remembered, view, unread, room)
-        state.context.extracts = {results.names[index]: chosen for index, chosen in blocks.items()}
+        named = {results.names[index]: chosen for index, chosen in blocks.items()}
+        state.context.extracts = UnreadExtracts(named, room)
         return bool(blocks)
 
     async def bound(self, state: CallState, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
@@ -389,8 +390,9 @@ class RequestComposer:
 
         They are used once. Before a second try the provider may have reported something, so they are counted again.
         """
-        counts, state.context.counts = state.context.counts, None
-        if counts is None or contents is not state.context.contents:
+        counts, is_used = state.steps.counts, state.context.has_used_counts
+        state.context.has_used_counts = True
+        if counts is None or is_used or contents is not state.steps.contents:
             return None
         request, route = counts.original.request, state.routing.route
         return counts if (request.provider, request.model) == (route.provider, route.model) else None
@@ -419,7 +421,7 @@ class RequestComposer:
         wire = incoming.endpoint.wire
         if wire is None or incoming.purpose is not None:
             return None
-        contents = state.context.contents or await self._planner.contents(call, wire)
+        contents = state.steps.contents or await self._planner.contents(call, wire)
         if contents is not None and state.steps.restriction.counted:
             contents = replace(contents, fields={**contents.fields, **state.steps.restriction.counted})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
@@ -470,11 +472,11 @@ class RequestComposer:
         else:
             places = bound.conversation.positions_without(choice.removed)
             modes = [mode_at(choice.modes, places[indices[0]]) for indices in view.places]
-            if not (known or state.context.extracts):
+            if not (known or state.context.extracts.blocks):
                 return modes, {}
             results, new = await self._planner.results_in(view), {}
         extracts = {name: form.blocks for name, form in known.items() if form.blocks is not None} | {
-            **state.context.extracts
+            **state.context.extracts.blocks
         }
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}

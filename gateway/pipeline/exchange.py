@@ -216,13 +216,14 @@ class Exchange:
     async def _open_session(self, call: Call) -> None:
         """Open the session's accounts and its step, which may choose the model and the order of the routes."""
         state, gateway = self._state, self._gateway
-        await gateway.accounts.open(state)
+        state.context.remembered = await gateway.accounts.open(state)
         await gateway.steps.begin(state, call)
         step = state.steps.step
         if step is not None and step.model is not None:
             self._route_to_step_model(step, call)
         if gateway.thinking.may_prefer(state):
-            await self._read(partial(gateway.thinking.prefer, state, call))
+            state.routing.routes = await self._read(partial(gateway.thinking.preferred, state, call))
+            state.routing.route = state.routing.routes[0]
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that reads the whole body, in a thread if the body is large."""
@@ -385,7 +386,7 @@ class Exchange:
             await composer.compose(state, call, tried)
             try:
                 if state.budget.hold is None:
-                    await accounts.hold(state, call)
+                    state.routing.routes = await accounts.hold(state, call)
             except BudgetExhausted:
                 if number == len(tries):
                     raise
