@@ -177,7 +177,7 @@ class ActiveStep:
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
-    """What the headers of a response tell about the request.
+    """The values of the request that the headers of its response show.
 
     Attributes:
         session: the session of the call; None if it has none.
@@ -209,7 +209,7 @@ class ClientResponse:
         status: the HTTP status.
         headers: the headers of the provider or the gateway.
         body: the complete body, or an iterator of chunks that are passed on as they arrive.
-        request: what its headers tell about the request.
+        request: the values of the request that its headers show.
         totals: the session's totals: after this call if `is_final`, else before it.
         charge: what the call costs; None if this is not known yet, or nothing is billed.
         is_final: `totals` include this call.
