@@ -70,6 +70,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
             recall=row.recall,
         ),
         summary=_summary_model(settings, facts),
+        deadline_s=settings.context.deadline_ms / 1000,
     )
 
 
