@@ -121,7 +121,7 @@ class ModelField(NamedTuple):
     Attributes:
         name: the field.
         is_instead: its models may respond instead of the call's own. Otherwise they are called in addition.
-        default: the models that the value "default" stands for, by patterns of the call's own model.
+        default: the models that the value "default" means, by patterns of the call's own model.
     """
 
     name: str
