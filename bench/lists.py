@@ -209,7 +209,7 @@ def serve_memory(parent: Connection, file: Path, size: Size) -> None:
         collect_rarely()
         worker = Worker(store, load().settings, load)
         try:
-            await worker.keys.load()
+            await worker.lasting.keys.load()
             yield worker
         finally:
             await worker.aclose()

@@ -156,13 +156,13 @@ class Wired:
         if counted.tokens <= budget:
             return request
         view, known = view_of(self._wire, raws), self._trim_decisions.setdefault(str(request.get("user", "")), {})
-        stale = dict.fromkeys(view.stale, 0.0)
+        stale = dict.fromkeys(view.marks.stale, 0.0)
         conversation = Conversation.of(
             view.messages,
             self._reader,
-            pinned=view.held,
-            leading=view.undroppable,
-            following=view.following,
+            pinned=view.marks.held,
+            leading=view.marks.undroppable,
+            following=view.marks.following,
             priorities=stale,
             takes_turns=False,
             tools=[tools.encode()] if tools else [],

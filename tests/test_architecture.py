@@ -388,6 +388,57 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+MOST_PARAMETERS = 8
+MOST_ATTRIBUTES = 15
+#: classes that still have more; the lists only get shorter
+MORE_PARAMETERS = {"Accounts", "Compactions", "Steps"}
+MORE_ATTRIBUTES = {"GatewayProtocol", "HttpResponse", "Lease", "Leases", "MemoryStore", "Origin", "Settler"}
+
+
+def parameters_of(node: ast.ClassDef) -> int:
+    """Return the number of parameters of the constructor that a class defines, without `self`."""
+    found = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+    return max((len(one.args.posonlyargs + one.args.args + one.args.kwonlyargs) - 1 for one in found), default=0)
+
+
+def mutable_attributes_of(node: ast.ClassDef) -> set[str]:
+    """Return the fields of a dataclass that is not frozen, and the attributes that methods set on `self`."""
+    decorators = [ast.unparse(one) for one in node.decorator_list]
+    names = set()
+    if any("dataclass" in one and "frozen=True" not in one for one in decorators):
+        fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+        names |= {part.target.id for part in fields if isinstance(part.target, ast.Name)}
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self":
+            names.add(part.attr)
+    return names
+
+
+def classes() -> Iterator[ast.ClassDef]:
+    for _, path in modules():
+        yield from (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef))
+
+
+def test_no_constructor_has_too_many_parameters() -> None:
+    assert {node.name for node in classes() if parameters_of(node) > MOST_PARAMETERS} == MORE_PARAMETERS
+
+
+def test_no_object_has_too_many_mutable_attributes() -> None:
+    assert {node.name for node in classes() if len(mutable_attributes_of(node)) > MOST_ATTRIBUTES} == MORE_ATTRIBUTES
+
+
+def test_parameters_and_mutable_attributes_are_counted() -> None:
+    (node,) = ast.parse(
+        "@dataclass(slots=True)\nclass A:\n    a: int\n    def __init__(self, b, /, c, *, d=1):\n"
+        "        self.e, self._f = b, c\n        self.g[0] = self.a.h = d\n"
+    ).body
+    assert isinstance(node, ast.ClassDef)
+    assert parameters_of(node) == 3
+    assert mutable_attributes_of(node) == {"a", "e", "_f"}
+    node.decorator_list = [ast.parse("dataclass(frozen=True)").body[0].value]  # type: ignore[attr-defined]
+    assert mutable_attributes_of(node) == {"e", "_f"}
+
+
 def test_every_package_is_listed_in_the_architecture_page() -> None:
     document = (ROOT / "docs/architecture.md").read_text("utf-8")
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}

@@ -183,7 +183,6 @@ def planner_of(
         counters.loop_bytes,
         learner,
         context_policy(settings, facts),
-        deadline_s=settings.context.deadline_ms / 1000,
         clock=time.monotonic,
         memory=memory,
         threads=threads,

@@ -40,8 +40,9 @@ from gateway.core.ids import call_id
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
+from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
-from gateway.server.app import GatewayApp
+from gateway.server.app import GatewayApp, OwnApi
 from gateway.server.auth import Access
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
@@ -109,7 +110,7 @@ def build_app(load: Load) -> GatewayApp:
         try:
             worker = Worker(store, settings, load)
             try:
-                await worker.keys.load()
+                await worker.lasting.keys.load()
                 yield worker
             finally:
                 await worker.aclose()
@@ -117,6 +118,28 @@ def build_app(load: Load) -> GatewayApp:
             await store.aclose()
 
     return GatewayApp(resources, new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Telemetry:
+    """The observers of calls that a worker closes when it stops. None: off."""
+
+    callbacks: CallbackObserver
+    metrics: Metrics | None
+    otel: Otel | None
+
+    def observers(self) -> list[Observer]:
+        """Return those that are notified of calls."""
+        used: list[Observer | None] = [None if self.callbacks.is_idle else self.callbacks, self.metrics, self.otel]
+        return [one for one in used if one is not None]
+
+    async def aclose(self) -> None:
+        """Deliver what is still waiting, and close the connections."""
+        try:
+            await self.callbacks.aclose()
+        finally:
+            if self.otel is not None:
+                await asyncio.to_thread(self.otel.close)
 
 
 class Worker:
@@ -128,78 +151,70 @@ class Worker:
         log.configure(as_json=as_json, level=settings.telemetry.log.level, worker=number)
         # Steps that can fail on a wrong configuration come before steps that open something.
         own = callbacks.load_observers(settings.callbacks.observers)
-        self._counters = Counters()
-        add_counters(self._counters, settings)
-        families = open_families(self._counters, settings)
-        load_counters(self._counters, settings, families)
-        self._catalog = open_catalog(settings, families)
+        counters = Counters()
+        add_counters(counters, settings)
+        families = open_families(counters, settings)
+        load_counters(counters, settings, families)
+        catalog = open_catalog(settings, families)
         # The caches outlive a reload: otherwise all long sessions would be read again at once.
         memory = memory_of(settings)
-        estimator = estimator_of(families, self._counters, memory)
+        estimator = estimator_of(families, counters, memory)
         tls = tls_contexts(settings.providers)
-        self._otel = Otel(__version__) if settings.telemetry.otel else None
-        self.store = store
+        otel = Otel(__version__) if settings.telemetry.otel else None
         self._load = load
         journal, stale = settings.store.journal_path, StaleAccounts()
-        self._settler = Settler(
-            store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
-        )
-        self._settler.on_available = stale.drop_spent
-        self._leases = Leases(
+        settler = Settler(store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open")
+        settler.on_available = stale.drop_spent
+        leases = Leases(
             store,
             self._settle_orphaned,
             lease_s=settings.budget.lease_s,
-            is_unavailable=lambda: self._settler.is_unavailable,
-            away=self._settler.mark_unavailable,
-            note=self._settler.note,
+            is_unavailable=lambda: settler.is_unavailable,
+            away=settler.mark_unavailable,
+            note=settler.note,
         )
-        self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
-        self.keys = KeyRing(
-            store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.mark_unavailable
-        )
-        self._learner = Learner(store)
-        # The threads outlive a reload: a body that is being read is read to its end.
-        self._threads = PlannerThreads()
-        self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
-        self._callbacks = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
-        observers: list[Observer] = [self._learner, *_call_log(settings, as_json=as_json)]
-        observers += [self._callbacks] if not self._callbacks.is_idle else []
-        observers += [self._metrics] if self._metrics is not None else []
-        observers += [self._otel] if self._otel is not None else []
-        self._unrecorded = UnrecordedRefusals(observers)
+        learner = Learner(store)
+        metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
+        calls = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, metrics), _SHAPES)
+        self._telemetry = _Telemetry(calls, metrics, otel)
+        observers = [learner, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
+        unrecorded = UnrecordedRefusals(observers)
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what the parts of each configuration are made with
         self.lasting = Lasting(
             store=store,
-            settler=self._settler,
-            leases=self._leases,
+            settler=settler,
+            leases=leases,
             stale=stale,
-            results=self._results,
-            keys=self.keys,
-            learner=self._learner,
-            counters=self._counters,
+            results=ToolResultRenderer(store, settings.sessions.results_max_bytes),
+            keys=KeyRing(store, is_unavailable=lambda: settler.is_unavailable, away=settler.mark_unavailable),
+            learner=learner,
+            counters=counters,
             estimator=estimator,
             memory=memory,
-            threads=self._threads,
-            catalog=self._catalog,
-            observers=[*observers, self._unrecorded],
-            unrecorded=self._unrecorded,
+            # The threads outlive a reload: a body that is being read is read to its end.
+            threads=PlannerThreads(),
+            catalog=catalog,
+            observers=[*observers, unrecorded],
+            unrecorded=unrecorded,
             new_id=new_id,
         )
         self._parts = Parts(settings, self.lasting, tls)
         self._workers = settings.server.workers
         self._store_url = settings.store.shown_url
-        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers)
-        self.context_api = ContextApi(store, lambda: self._parts.rules)
-        self.events_api = EventsApi(store, lambda: self._parts.rules)
-        self.metrics_api = MetricsApi(lambda: self._parts.rules, self._metrics, self._state)
-        self.health_api = HealthApi(store, lambda: self._parts.rules, self._health)
-        self.dashboard = Dashboard(is_on=settings.server.dashboard)
+        self.api = OwnApi(
+            SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            ContextApi(store, lambda: self._parts.rules),
+            HealthApi(store, lambda: self._parts.rules, self._health),
+            EventsApi(store, lambda: self._parts.rules),
+            MetricsApi(lambda: self._parts.rules, metrics, self._state),
+            Dashboard(is_on=settings.server.dashboard),
+        )
         self._started_at = time.time()
-        self._settler.start()
-        self._leases.start()
-        chores = (self._expire(), self._note_state(), self.keys.keep_fresh())
+        settler.start()
+        leases.start()
+        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh())
         self._chores = {asyncio.create_task(chore) for chore in chores}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
@@ -219,14 +234,14 @@ class Worker:
             workers=self._workers,
             started_at=self._started_at,
             calls=self.forwarder.running,
-            holds=self._leases.count,
+            holds=self.lasting.leases.count,
             store=self._store_url,
-            is_unavailable=self._settler.is_unavailable,
-            waiting=self._settler.waiting,
+            is_unavailable=self.lasting.settler.is_unavailable,
+            waiting=self.lasting.settler.waiting,
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
-            unrecorded_refusals=self._unrecorded.newest(),
+            unrecorded_refusals=self.lasting.unrecorded.newest(),
         )
 
     def _state(self) -> WorkerState:
@@ -240,7 +255,7 @@ class Worker:
             is_store_unavailable=health.is_unavailable,
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
-            store_errors=self._settler.failures,
+            store_errors=self.lasting.settler.failures,
         )
 
     async def _settle_orphaned(self, record: CallRecord) -> None:
@@ -249,8 +264,9 @@ class Worker:
 
     async def _note_state(self) -> None:
         """Update this worker's metrics regularly, because each worker shows the metrics of all."""
-        while self._metrics is not None and self._workers > 1:
-            self._metrics.update_gauges(self._state())
+        metrics = self._telemetry.metrics
+        while metrics is not None and self._workers > 1:
+            metrics.update_gauges(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
 
     def reload_all(self) -> list[str]:
@@ -284,15 +300,15 @@ class Worker:
             ConfigError: the configuration is wrong; nothing was changed.
         """
         settings, needing_restart = self._reread()
-        add_counters(self._counters, settings)
+        add_counters(self.lasting.counters, settings)
         old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
         if old.forwarder.is_stopping:
             # The worker is stopping: a reload must not accept calls again.
             self._parts.forwarder.stop_accepting()
-        self._catalog.configure(table_names(settings), uplifts(settings))
+        self.lasting.catalog.configure(table_names(settings), uplifts(settings))
         self._kept_s = settings.kept_s
-        self._leases.lease_s = settings.budget.lease_s
-        self._results.max_bytes = settings.sessions.results_max_bytes
+        self.lasting.leases.lease_s = settings.budget.lease_s
+        self.lasting.results.max_bytes = settings.sessions.results_max_bytes
         logger.info("configuration reloaded")
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
@@ -305,7 +321,7 @@ class Worker:
     async def _note_budget(self) -> None:
         """Store the current budget for commands in other terminals. If that fails, `_expire` does it later."""
         with contextlib.suppress(StoreUnavailable):
-            await save_running_budget(self.store, self._parts.rules.budget)
+            await save_running_budget(self.lasting.store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """Return the settings that a reload applies, and the changed keys that need a restart.
@@ -324,8 +340,8 @@ class Worker:
         while True:
             began = time.monotonic()
             try:
-                await save_running_budget(self.store, self._parts.rules.budget)
-                await self.store.expire(time.time() - self._kept_s)
+                await save_running_budget(self.lasting.store, self._parts.rules.budget)
+                await self.lasting.store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
                 pass  # expired data is still there the next time
             except Exception:
@@ -340,15 +356,13 @@ class Worker:
         await asyncio.gather(*self._chores, return_exceptions=True)
         # They are closed from the last to the first, and each one even if another fails.
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._learner.aclose)
-            closing.push_async_callback(self._settler.aclose)
-            closing.push_async_callback(self._leases.aclose)
-            if self._otel is not None:
-                closing.push_async_callback(asyncio.to_thread, self._otel.close)
-            closing.push_async_callback(self._callbacks.aclose)
-            closing.callback(self._threads.close)
+            closing.push_async_callback(self.lasting.learner.aclose)
+            closing.push_async_callback(self.lasting.settler.aclose)
+            closing.push_async_callback(self.lasting.leases.aclose)
+            closing.push_async_callback(self._telemetry.aclose)
+            closing.callback(self.lasting.threads.close)
             closing.push_async_callback(self._parts.aclose)
-            closing.push_async_callback(self.events_api.aclose)
+            closing.push_async_callback(self.api.events.aclose)
 
 
 def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:

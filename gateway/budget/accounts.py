@@ -32,27 +32,19 @@ from gateway.core.errors import (
     StoreDamaged,
     StoreUnavailable,
 )
-from gateway.core.ledger.arithmetic import MOST, NOTHING, Amount, Claim
-from gateway.core.ledger.charging import (
-    STREAM_STEP,
-    CallNeed,
-    ChargedAccounts,
-    TokenRate,
-    dearest,
-    limits_output,
-    output_room,
-    rate_of,
-)
+from gateway.core.ledger.arithmetic import NOTHING, Amount, Claim
+from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
+from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
 from gateway.core.ledger.refusals import Allowance, allowance
-from gateway.core.plan import Plan
 from gateway.core.ports import Observer, ReadBody, Sessions
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.stored import CallEnd
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
-from gateway.dialects.limits import default_limit, minimum_output, output_limit, responses_asked, service_tier
+from gateway.dialects.limits import responses_asked, service_tier
 from gateway.steps.enforcement import Steps, StepTransition
 from gateway.stores.settler import Settler
 
@@ -103,8 +95,8 @@ class Accounts:
 
     # --- before the call ---------------------------------------------------------------------------------------
 
-    async def open(self, state: CallState) -> None:
-        """Read what the session remembers, and the balances of the accounts that the call is charged to.
+    async def open(self, state: CallState) -> Remembered:
+        """Read the balances of the accounts that the call is charged to; return what the session remembers.
 
         Raises:
             InvalidRequest: the session cannot have the parent that the call names.
@@ -117,16 +109,15 @@ class Accounts:
         )
         if not self._settler.is_unavailable:
             try:
-                await self._read(state, directives.parent)
+                return await self._read(state, directives.parent)
             except StoreDamaged as error:
                 # What the account may spend is unknown until it is repaired, so `on_failure: open` does not apply.
                 self._settler.mark_unavailable(error)
                 raise
             except StoreUnavailable as error:
                 self._settler.mark_unavailable(error)
-            else:
-                return
         self._open_stale(state)
+        return NOTHING_REMEMBERED
 
     async def look(self, state: CallState) -> None:
         """Read the accounts of a call that was refused before they were read, so that its client learns what is left.
@@ -140,15 +131,16 @@ class Accounts:
         with contextlib.suppress(StoreUnavailable):
             await self._read(state, None)
 
-    async def _read(self, state: CallState, named: str | None) -> None:
+    async def _read(self, state: CallState, named: str | None) -> Remembered:
         session, call = state.session, state.call
         if session is None:
             state.budget.accounts = await self._budgets.book(state.budget.charged)
-            return
+            return NOTHING_REMEMBERED
         is_stream = call is not None and call.stream
         begun = await self._budgets.opening(session, state.budget.charged, named, with_totals=is_stream)
         opening, state.budget.charged, state.budget.accounts = begun
-        state.context.remembered, state.budget.totals_before = opening.remembered, opening.totals
+        state.budget.totals_before = opening.totals
+        return opening.remembered
 
     def _open_stale(self, state: CallState) -> None:
         """Use the balances that this worker read last.
@@ -164,8 +156,8 @@ class Accounts:
         state.budget.accounts = self._budgets.stale_book(charged)
         state.notes["store"] = "unavailable: the budget is as last read"
 
-    async def hold(self, state: CallState, call: Call) -> None:
-        """Reserve what the call may cost, before it is sent.
+    async def hold(self, state: CallState, call: Call) -> tuple[Route, ...]:
+        """Reserve what the call may cost, before it is sent; return the routes that the reservation is enough for.
 
         Raises:
             BudgetFault: too little is left.
@@ -173,15 +165,16 @@ class Accounts:
             StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
+        routes = state.routing.routes
         if not state.budget.accounts.claims:
-            return
+            return routes
         self._check_deferred(state)
         if state.budget.accounts.budgets:
             await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
         # The store may have made the hold even if the call ends before its reply.
         state.budget.is_holding = True
         try:
-            state.budget.hold = await self._first_of(state, call)
+            state.budget.hold, routes = await self._first_of(state, call)
         except StoreDamaged as error:
             state.budget.is_holding = False
             self._settler.mark_unavailable(error)
@@ -191,11 +184,12 @@ class Accounts:
             # one.
             self._settler.mark_unavailable(error)
             self._open_stale(state)
-            state.budget.hold = await self._reserve(state, call)
+            state.budget.hold = await self._reserve(state, call, routes)
         except GatewayError:
             state.budget.is_holding = False
             raise
         state.budget.accounts = state.budget.hold.accounts
+        return routes
 
     @staticmethod
     def check_held(state: CallState) -> None:
@@ -225,42 +219,34 @@ class Accounts:
                 "set budget.deferred: forward."
             )
 
-    async def _first_of(self, state: CallState, call: Call) -> TakenHold:
+    async def _first_of(self, state: CallState, call: Call) -> tuple[TakenHold, tuple[Route, ...]]:
         """Reserve enough for every route that the call may still take; if that is refused, for the current one only.
 
         In the second case the call loses its fallbacks.
         """
+        routes = state.routing.routes
         try:
-            return await self._reserve(state, call)
+            return await self._reserve(state, call, routes), routes
         except (BudgetFault, PriceUnknown):
-            routes, end = state.routing.routes, state.routing.routes.index(state.routing.route) + 1
+            end = routes.index(state.routing.route) + 1
             if len(routes) == end:
                 raise
-        state.routing.routes = routes[:end]
-        try:
-            taken = await self._reserve(state, call)
-        except (BudgetFault, PriceUnknown):
-            # With shorter tool results there may be room for all routes.
-            state.routing.routes = routes
-            raise
+        taken = await self._reserve(state, call, routes[:end])
         left_out = ", ".join(f"{route.provider}/{route.model}" for route in routes[end:])
         state.notes["left_out"] = f"{left_out}: too little budget is left for them"
-        return taken
+        return taken, routes[:end]
 
-    def _reserve(self, state: CallState, call: Call) -> Awaitable[TakenHold]:
-        need, orphaned = partial(self._need, state, call), partial(self._records.build_orphaned, state)
+    def _reserve(self, state: CallState, call: Call, routes: tuple[Route, ...]) -> Awaitable[TakenHold]:
+        need, orphaned = partial(self._need, state, call, routes), partial(self._records.build_orphaned, state)
         call_id, is_stream = state.incoming.call_id, call.stream
         return self._budgets.reserve(state.budget.accounts, call_id, need, orphaned, is_stream=is_stream)
 
-    def _need(self, state: CallState, call: Call) -> CallNeed:
-        """Return what the call may use at most, on any of its remaining routes."""
+    def _need(self, state: CallState, call: Call, routes: tuple[Route, ...]) -> CallNeed:
+        """Return what the call may use at most, on any of these routes that has not failed yet."""
         plan, wire, fields = state.context.plan, state.incoming.endpoint.wire, call.fields
-        # The routes before the current one have failed.
-        ahead = state.routing.routes[state.routing.routes.index(state.routing.route) :]
+        ahead = routes[routes.index(state.routing.route) :]
         known = [self._facts(route) for route in ahead]
-        asked = state.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
-        asked = asked or default_limit(fields, wire)
-        asked = min(asked, MOST) if asked is not None else None
+        output = output_to_reserve(state.output_asked, state.step_output)
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
@@ -269,16 +255,18 @@ class Accounts:
         kept = state.kept_by(*ahead)
         # The expected tokens of a plan include what the provider keeps; its safe tokens do not.
         expected += kept if plan is None else 0
-        outputs = [facts.output for facts in known]
         rates = self._rates(state, call, ahead, tokens + kept)
+        windows = [facts.window for facts in known]
+        if plan is not None:
+            # The provider of the current route may have reported another window.
+            windows[0] = plan.window
         return CallNeed(
             tokens + kept,
-            output=asked,
-            model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
-            # A limit that the gateway cannot lower is reserved completely.
-            least_output=minimum_output(fields, wire) if wire is not None else asked or 0,
+            output=output,
+            model_output=longest_output([facts.output for facts in known]),
+            least_output=state.output_asked.least,
             choices=responses_asked(fields, wire),
-            has_output=wire is not None or asked is not None,
+            has_output=wire is not None or output is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
             model=state.routing.route.model,
@@ -288,7 +276,7 @@ class Accounts:
             can_end=can_end,
             completes_without_client=state.is_fetched_later,
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
-            room=_room(plan, [facts.window for facts in known], tokens),
+            room=widest_room(windows, tokens),
             expected=expected,
         )
 
@@ -469,16 +457,6 @@ def _read_for_hold(state: CallState, call: Call) -> None:
         text_estimate(state)
     if any(balance.limits.nano_usd is not None for balance in state.budget.accounts.budgets):
         state.budget.caches_long = _LONG_CACHE.search(call.body) is not None
-
-
-def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
-    """Return what the widest context window leaves for the response; None if a window is unknown.
-
-    `windows`: of the routes, the current one first. Its provider may have reported another window, see `Plan.window`.
-    """
-    first = plan.window if plan is not None else windows[0]
-    rooms = [output_room(window, tokens) for window in (first, *windows[1:])]
-    return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
 def _uncounted(state: CallState, call: Call) -> tuple[int, int]:

@@ -11,17 +11,8 @@ from gateway.core.bounded import BoundedDict
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
-from gateway.core.ledger.charging import (
-    STREAM_STEP,
-    BudgetPolicy,
-    CallNeed,
-    ChargedAccounts,
-    claims_of,
-    hold_for,
-    limit_to_set,
-    limits_output,
-    longest_text,
-)
+from gateway.core.ledger.charging import BudgetPolicy, ChargedAccounts, claims_of, limits_output
+from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, hold_for, limit_of_hold, longest_text
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Sessions, Store
@@ -282,7 +273,7 @@ class Budgets:
         else:
             self._stale.update_usage(granted.balances)
         self._leases.open(lease)
-        limit = limit_to_set(hold, granted, need)
+        limit = limit_of_hold(hold, granted, need)
         return TakenHold(hold, granted.units, lease, limit, after)
 
     def _check_price(self, book: CallAccounts, need: CallNeed) -> None:

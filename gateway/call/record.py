@@ -12,10 +12,12 @@ from typing import Final
 
 from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.ledger.arithmetic import NOTHING, Amount
-from gateway.core.ledger.charging import CallNeed, accounts_of, spent_by
+from gateway.core.ledger.charging import accounts_of, spent_by
+from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.record import (
     CANCEL_REASONS,
+    NOTE_RESPONSE,
     ORPHANED,
     PENDING,
     CallError,
@@ -34,8 +36,6 @@ from gateway.dialects.refusals import without_free_attempts
 from gateway.dialects.server_state import continuation_ids, stored_response_id
 from gateway.dialects.texts import estimate, safe_name, token_ids
 
-#: name of the note that says which usage the provider does not bill
-_UNBILLED: Final = "unbilled"
 _ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
 #: outcomes of calls whose client did not receive the whole response
 _LEFT: Final = frozenset[Outcome]({"client_left", *CANCEL_REASONS})
@@ -78,22 +78,22 @@ class RecordBuilder:
 
     def build(self, state: CallState) -> CallRecord:
         """Return the record of a call that ends now."""
-        response = self._as_billed(state, response_so_far(state))
-        charge = self._charge(state, response)
+        response, has_free_attempts = self._as_billed(state, response_so_far(state))
+        charge = self._charge(state, response, has_free_attempts=has_free_attempts)
         record = self._record(state, response, charge, self._budget_charge(state, charge, response))
         if charge is None or not _is_unfinished(state, response):
             return record
         return self._pending_record(state, record, response)
 
-    def _as_billed(self, state: CallState, response: ParsedResponse) -> ParsedResponse:
-        """Return the response with only the usage that its provider bills; the note `unbilled` names the rest."""
+    def _as_billed(self, state: CallState, response: ParsedResponse) -> tuple[ParsedResponse, bool]:
+        """Return the response with only the usage that its provider bills, and whether some usage is not billed."""
         categories = self._billed_refusals.get(state.routing.route.provider)
         if categories is None:
-            return response
+            return response, False
         billed, note = without_free_attempts(response, categories)
         if note is not None:
-            state.notes[_UNBILLED] = f"not billed by {state.routing.route.provider}: {safe_name(note)}"
-        return billed
+            state.notes["unbilled"] = f"not billed by {state.routing.route.provider}: {safe_name(note)}"
+        return billed, note is not None
 
     @staticmethod
     def _pending_record(state: CallState, record: CallRecord, response: ParsedResponse) -> CallRecord:
@@ -106,7 +106,7 @@ class RecordBuilder:
             record = replace(record, spent=hold.hold.amount(hold.response_tokens))
         if response.id is None:
             return record
-        return replace(record, outcome=PENDING, notes={**record.notes, "answer": safe_name(response.id)})
+        return replace(record, outcome=PENDING, notes={**record.notes, NOTE_RESPONSE: safe_name(response.id)})
 
     def build_fetched(
         self, pending: CallRecord, response: ParsedResponse, route: Route, requested_tier: str | None, now: float
@@ -123,7 +123,7 @@ class RecordBuilder:
         usage, source = self._fetched_usage(pending, response)
         notes = {name: note for name, note in pending.notes.items() if name != "price"}
         if response.id is not None:
-            notes["answer"] = safe_name(response.id)
+            notes[NOTE_RESPONSE] = safe_name(response.id)
         prices = self._known_prices([route])
         charge, spent = None, NOTHING
         if usage is not None:
@@ -243,8 +243,11 @@ class RecordBuilder:
         # `build` is not used: it adds notes about the charge, which would stay in the call's own record.
         return self._record(state, ParsedResponse(), charge, spent_by(charge, self._cached_weight), is_orphaned=True)
 
-    def _charge(self, state: CallState, response: ParsedResponse) -> Charge | None:
-        """Return what the provider bills for a call; None if it bills nothing."""
+    def _charge(self, state: CallState, response: ParsedResponse, *, has_free_attempts: bool) -> Charge | None:
+        """Return what the provider bills for a call; None if it bills nothing.
+
+        `has_free_attempts`: usage that the provider does not bill was removed from the response.
+        """
         endpoint = state.incoming.endpoint
         left_waiting = state.response.outcome in _LEFT and state.dispatch.is_at_work and state.dispatch.head_at is None
         if state.call is None or not (state.response.is_billed or (left_waiting and endpoint.metered)):
@@ -252,7 +255,7 @@ class RecordBuilder:
         reported = response.usage
         if reported is not None and reported.has_tokens:
             usage, source = reported.complete(*self._estimates(state, response))
-            if _UNBILLED in state.notes and not (usage.total_tokens or reported.searches):
+            if has_free_attempts and not (usage.total_tokens or reported.searches):
                 # No usage is left to bill, so an unknown price does not matter.
                 return Charge(usage, source, Decimal(0))
             return Charge(usage, source, self._cost(state, usage, response))

@@ -17,6 +17,13 @@ from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.http.gateway_headers import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.http.headers import ProviderAddress, by_name, header
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.providers import (
+    ADVISOR_TYPES,
+    CHOOSING_TOOLS,
+    MODEL_FIELDS,
+    MODEL_PATH,
+    OBJECT_PATHS,
+)
 from gateway.core.record import CallRecord
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
@@ -28,48 +35,28 @@ from gateway.dialects.fields import UNREADABLE, decode
 _LONGEST_MODEL_NAME: Final = 256
 #: describes in an error a path without a model
 _NO_MODEL: Final = "a path that names no model"
-#: fields that name models which the provider may call instead of the call's own model
-_FALLBACKS: Final = "fallbacks"
-_OTHER_MODELS: Final = ("models", _FALLBACKS)
-#: Models that Anthropic may call after a refusal if a request sets `fallbacks: "default"`, by the model that refused.
-#: The category of the refusal decides which one is called.
-#: https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback and the pages on each model
+#: fields with models that may be called instead of the call's own model, and fields with further models
+_OTHER_MODELS: Final = tuple(field.name for field in MODEL_FIELDS if field.is_instead)
+_FURTHER_MODELS: Final = tuple(field.name for field in MODEL_FIELDS if not field.is_instead)
+#: see `ModelField.default`
 _DEFAULT_VALUE: Final = "default"
-_DEFAULT_FALLBACKS: Final = (
-    ("*haiku*", ()),
-    ("*sonnet*", ("claude-sonnet-5",)),
-    ("*", ("claude-opus-4-8", "claude-opus-5")),
-)
-#: Prefix of the type of a tool that lets Anthropic's model ask another model. JSON may escape its letters (`\u0061`).
-_ADVISOR: Final = "advisor_"
-_MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
-#: Fields that may name further models which the provider calls:
-#: - `tools`: tools that the provider runs, such as an advisor, image generation or a panel of models
-#: - `plugins`: of OpenRouter
-#: - `compound_custom`: the models that a compound model of Groq uses
-_FURTHER_MODELS: Final = ("tools", "plugins", "compound_custom")
+#: finds tools that may be advisors; JSON may escape letters (`\u0061`)
+_MAY_ADVISE: Final = re.compile("|".join([*map(re.escape, ADVISOR_TYPES), r"\\u"]).encode())
 #: keys whose values are names of models
 _NAMES_MODELS: Final = re.compile(r"(?:\w+_)?models?")
 #: finds a part that may name a model; JSON may escape its letters
-_MAY_NAME_MODEL: Final = re.compile(rb"models?\"|\"openrouter:|\\u")
+_MAY_NAME_MODEL: Final = re.compile(
+    "|".join(['models?"', *(f'"{re.escape(name)}' for name in CHOOSING_TOOLS), r"\\u"]).encode()
+)
 #: Bytes of such parts that are decoded to look for names; decoding more would block the event loop. A client key that
 #: is limited to some models is refused beyond this. No real request has as much of them.
 _MAX_PARTS_BYTES: Final = 2**20
 #: types of tools that the caller runs itself; a model name in them is data of the caller
 _RUN_BY_CALLER: Final = (None, "function", "custom")
-#: tools whose provider chooses a model later if they name none
-_CHOOSES_MODEL: Final = ("openrouter:advisor", "openrouter:fusion")
 #: other models, or advisors, that are looked up for one request; more than any provider accepts
 _MAX_OTHERS: Final = 32
-#: A path that may name a model itself, which the gateway does not read. Providers such as Azure ignore case in paths.
-_MODEL_IN_PATH: Final = re.compile(r"(?:^|/)(?:deployments?|engines?|models?)/.", re.IGNORECASE)
-#: Paths of stored objects, and of jobs whose models are named in a file or deeper in the body. A model at the top of
-#: such a request does not limit what is read, changed or called.
-_MODEL_NOT_AT_TOP: Final = re.compile(
-    r"(?:(?:messages/)?batches|containers|evals|files|fine_tuning/alpha/graders|skills|uploads|vector_stores)(?:/|$)"
-    r"|conversations/.|threads(?!(?:/[^/]+)?/runs(?:/|$))(?:/|$)",
-    re.IGNORECASE,
-)
+_MODEL_IN_PATH: Final = re.compile(MODEL_PATH, re.IGNORECASE)
+_MODEL_NOT_AT_TOP: Final = re.compile("|".join(OBJECT_PATHS), re.IGNORECASE)
 #: the headers of the form part `model`, up to its value
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
@@ -267,7 +254,7 @@ def _further_models(call: Call) -> Iterator[tuple[str, str | None]]:
             elif field != "tools" or kind not in _RUN_BY_CALLER:
                 names = [*_names_in(part)]
                 yield from ((field, name) for name in names)
-                if kind in _CHOOSES_MODEL and not names:
+                if kind in CHOOSING_TOOLS and not names:
                     yield field, None
 
 
@@ -317,25 +304,23 @@ def _advisors(tools: msgspec.Raw) -> Iterator[str]:
     except UNREADABLE:
         return
     for tool in decoded:
-        if isinstance(tool.type, str) and tool.type.startswith(_ADVISOR) and isinstance(tool.model, str):
+        if isinstance(tool.type, str) and tool.type.startswith(ADVISOR_TYPES) and isinstance(tool.model, str):
             yield tool.model
 
 
 def _models_instead(call: Call) -> Iterator[tuple[str, str | None]]:
     """Yield the field and the name of each model that may be called instead; the name is None if unreadable."""
-    for field in _OTHER_MODELS:
-        value = decode(call.fields[field]) if field in call.fields else None
-        if field == _FALLBACKS and value == _DEFAULT_VALUE:
-            yield from ((field, name) for name in _default_fallbacks(call.model or ""))
+    for field in MODEL_FIELDS:
+        if not field.is_instead:
+            continue
+        value = decode(call.fields[field.name]) if field.name in call.fields else None
+        if field.default and value == _DEFAULT_VALUE:
+            names = next(names for pattern, names in field.default if fnmatchcase(call.model or "", pattern))
+            yield from ((field.name, name) for name in names)
             continue
         for entry in value if isinstance(value, list) else [] if value is None else [value]:
             name = entry.get("model") if isinstance(entry, dict) else entry
-            yield field, name if isinstance(name, str) else None
-
-
-def _default_fallbacks(model: str) -> Sequence[str]:
-    """Return the models that Anthropic may call by default after this one has refused."""
-    return next(names for pattern, names in _DEFAULT_FALLBACKS if fnmatchcase(model, pattern))
+            yield field.name, name if isinstance(name, str) else None
 
 
 def check_model(model: str | None, caller: Caller, field: str = "model") -> None:

@@ -9,32 +9,32 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 from gateway.call.bound_thinking import BoundCall
 from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
-from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import header
 from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.ledger.charging import ChargedAccounts
+from gateway.core.ledger.output_limit import OutputAsked
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm
 from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import CallRecord, Outcome
+from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
-from gateway.core.session import Remembered
+from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
 from gateway.core.trimming.summary import SummaryUse
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call, Dialect, ParsedResponse
 from gateway.dialects.contents import Contents
-from gateway.dialects.fields import AnyFields
 from gateway.dialects.limit_error import NO_OUTPUT_RULE, OutputRule
-from gateway.dialects.limits import minimum_output, output_limit
+from gateway.dialects.limits import output_asked
 from gateway.dialects.server_state import continued_from, is_fetched_later, is_in_background, references_to_stored
 from gateway.dialects.tool_restriction import UNRESTRICTED, ToolRestriction
 
@@ -43,7 +43,6 @@ CLIENT_CLOSED: Final = 499
 #: https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
-_NOTHING_REMEMBERED: Final = Remembered()
 _NO_ROUTE: Final = Route("", "")
 _NO_ACCOUNTS: Final = ChargedAccounts("")
 _NOT_READ: Final = CallAccounts()
@@ -56,11 +55,12 @@ class RoutingState:
 
     Attributes:
         routes: the models that may serve the call, at their providers, in the order in which they are tried.
-            `budget.accounts` removes those for which nothing could be reserved.
+            Once something is reserved, only those that the reservation is enough for.
         route: the route that is tried now, or that has responded.
         home: the first route before any failure, and before thinking blocks moved another route to the front.
         kept_at: the provider that keeps the response which the call continues; None if unknown.
         others: other models that the providers may use instead of the call's model, because the call allows it.
+        failed: the routes that were tried before the current one, each with the reason why it was given up.
         advisors: models that the call's model may ask for advice, with a tool of the provider.
     """
 
@@ -68,6 +68,7 @@ class RoutingState:
     route: Route = _NO_ROUTE
     home: Route = _NO_ROUTE
     kept_at: str | None = None
+    failed: tuple[str, ...] = ()
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
 
@@ -126,12 +127,31 @@ class StepsState:
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
         refused_changes: the route whose model refused a system message that removes tools; None if none did.
+        contents: the messages of the call, if a condition needs them; None if they are to be read for the plan.
+        counts: the token counts of `contents`, if a condition needs them.
     """
 
     active: ActiveStep | None = None
     step: Step | None = None
     restriction: ToolRestriction = UNRESTRICTED
     refused_changes: Route | None = None
+    contents: Contents | None = None
+    counts: RequestCounts | None = None
+
+
+class UnreadExtracts(NamedTuple):
+    """Extracts of tool results that the model has not read, because they do not fit.
+
+    Attributes:
+        blocks: the blocks to send of each result, by name (`ConversationResults.names`).
+        room: the token limit for which they were chosen; None without extracts.
+    """
+
+    blocks: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    room: int | None = None
+
+
+NO_EXTRACTS: Final = UnreadExtracts()
 
 
 @dataclass(slots=True)
@@ -139,14 +159,13 @@ class ContextState:
     """What of the conversation is sent. Written by `context`.
 
     Attributes:
-        remembered: what the session keeps from earlier calls; read by `budget.accounts` together with the balances.
+        remembered: what the session keeps from earlier calls; `pipeline.exchange` sets it first.
         compaction: how the call asks that its conversation is compacted; None if it does not.
-        contents: the messages of the call, if the steps had to read them; otherwise they are read for the plan.
-        counts: the token counts of these contents, if the steps needed them; used once, instead of counting again.
+        has_used_counts: the token counts of the steps were used. They are used once, because the provider may have
+            reported something before a second try.
         mode: the response mode of tool results that the model has read; None before the request is composed.
         tried: the response modes that are tried now.
-        extracts: the blocks to send of unread tool results that do not fit, by name (`ConversationResults.names`).
-        extracts_room: the token limit for which `extracts` were chosen; None without any.
+        extracts: what is sent of unread tool results that do not fit.
         unread: how unread tool results are shown, by name, for the session to remember.
         shown: the tool results as they are shown; None if all are unchanged.
         thinking: what is sent of the thinking, if the model accepts it only after an unchanged prefix; else None.
@@ -158,14 +177,12 @@ class ContextState:
         unread_thinking: thinking blocks of the request that the current route cannot read.
     """
 
-    remembered: Remembered = _NOTHING_REMEMBERED
+    remembered: Remembered = NOTHING_REMEMBERED
     compaction: Literal["path", "trigger"] | None = None
-    contents: Contents | None = None
-    counts: RequestCounts | None = None
+    has_used_counts: bool = False
     mode: ResponseMode | None = None
     tried: ModeTry = _UNCHANGED
-    extracts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    extracts_room: int | None = None
+    extracts: UnreadExtracts = NO_EXTRACTS
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
     shown: ShownResults | None = None
     thinking: BoundCall | None = None
@@ -279,7 +296,7 @@ class CallState:
         call: the body as its dialect reads it; None until it is read.
         session: the session that is charged; None if there is none, or it is not known yet.
         is_session_derived: the id of the session was derived from the first messages of the conversation.
-        notes: remarks for the record, by name.
+        notes: remarks for the record, by name. They are for people: nothing is decided by them.
     """
 
     incoming: Incoming
@@ -295,13 +312,16 @@ class CallState:
     dispatch: DispatchState = field(default_factory=DispatchState)
     response: ReceivedResponse = field(default_factory=ReceivedResponse)
     settlement: SettlementState = field(default_factory=SettlementState)
+    _output_asked: OutputAsked | None = None
 
     @classmethod
     def of(cls, incoming: Incoming, started_at: float) -> CallState:
         """Return the state of a call that has just come in."""
         purpose, parent = incoming.purpose, header(incoming.headers, b"traceparent")
         if purpose is None:
-            return cls(incoming, started_at, notes={"traceparent": parent.decode()} if _TRACE.fullmatch(parent) else {})
+            return cls(
+                incoming, started_at, notes={NOTE_TRACEPARENT: parent.decode()} if _TRACE.fullmatch(parent) else {}
+            )
         return cls(incoming, started_at, is_session_derived=purpose.derived, notes=dict(purpose.notes))
 
     @property
@@ -340,18 +360,25 @@ class CallState:
         ids = continued_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
         return max(self.context.remembered.kept_tokens(route.provider, ids) for route in routes) if ids else 0
 
-    def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:
-        """Return the maximum output tokens of the call: the step's limit, or the one that the call asks for."""
-        asked, step = output_limit(fields, wire), self.limit_to_set(fields, wire)
-        return asked if step is None else step
+    @property
+    def output_asked(self) -> OutputAsked:
+        """What the request says about the length of its response. The body is read once."""
+        if self._output_asked is None:
+            fields = self.call.fields if self.call is not None else {}
+            self._output_asked = output_asked(fields, self.incoming.endpoint.wire)
+        return self._output_asked
 
-    def limit_to_set(self, fields: AnyFields, wire: Wire) -> int | None:
-        """Return the output limit that the step sets; None if it sets none or the call asks for no more."""
-        most = self.steps.step.max_output_tokens if self.steps.step is not None else None
-        if most is None:
-            return None
-        asked, most = output_limit(fields, wire), max(most, minimum_output(fields, wire))
-        return most if asked is None or most < asked else None
+    @property
+    def step_output(self) -> int | None:
+        """The output limit of the active step; None if it sets none, or the gateway cannot write the limit."""
+        step = self.steps.step if self.incoming.endpoint.wire is not None else None
+        return step.max_output_tokens if step is not None else None
+
+    def note_failed_route(self, reason: str) -> None:
+        """Note that the current route has failed, and that the next one is tried."""
+        route, routing = self.routing.route, self.routing
+        routing.failed = (*routing.failed, f"{route.provider}/{route.model}: {reason}")
+        self.notes[NOTE_FALLBACK] = "; ".join(routing.failed)
 
     def client_left(self) -> None:
         """Note that the client left. A stream that has sent its finish reason counts as received."""

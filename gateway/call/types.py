@@ -175,6 +175,32 @@ class ActiveStep:
         return self.agent.step(self.state)
 
 
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """The values of the request that the headers of its response show.
+
+    Attributes:
+        session: the session of the call; None if it has none.
+        context: the token counts, and what was trimmed; None if the tokens were not counted.
+        mode: the response mode of tool results.
+        at_provider: names of what in the request refers to content that only the provider has.
+        is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
+        is_billed_later: the provider bills the call after this response, and no session sees that usage.
+        overhead_s: seconds that the gateway needed before it sent the request.
+    """
+
+    session: SessionKey | None = None
+    context: ContextRecord | None = None
+    mode: ResponseMode | None = None
+    at_provider: tuple[str, ...] = ()
+    is_uncounted: bool = False
+    is_billed_later: bool = False
+    overhead_s: float = 0.0
+
+
+NOTHING_TO_REPORT: Final = RequestReport()
+
+
 @dataclass(slots=True)
 class ClientResponse:
     """The response that the client receives.
@@ -183,20 +209,14 @@ class ClientResponse:
         status: the HTTP status.
         headers: the headers of the provider or the gateway.
         body: the complete body, or an iterator of chunks that are passed on as they arrive.
-        session: the session of the call; None if it has none.
+        request: the values of the request that its headers show.
         totals: the session's totals: after this call if `is_final`, else before it.
         charge: what the call costs; None if this is not known yet, or nothing is billed.
         is_final: `totals` include this call.
         upstream_error: the provider responded with an error.
         fault: the error of the gateway; None if there is none.
-        context: the token counts, and what was trimmed; None if the tokens were not counted.
         allowance: what the budgets leave.
-        mode: the response mode of tool results.
         active_step: the position of the call's agent in its steps.
-        at_provider: names of what in the request refers to content that only the provider has.
-        is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
-        is_billed_later: the provider bills the call after this response, and no session sees that usage.
-        overhead_s: seconds that the gateway needed before it sent the request.
         is_incomplete: the body ended before it was complete. This may change while an iterator is passed on.
         is_event_stream: the body is a stream of events, even if its headers do not say so.
         failure_events: returns the events that end the stream with an error.
@@ -205,20 +225,14 @@ class ClientResponse:
     status: int
     headers: Headers
     body: bytes | AsyncIterator[bytes]
-    session: SessionKey | None = None
+    request: RequestReport = NOTHING_TO_REPORT
     totals: Totals | None = None
     charge: Charge | None = None
     is_final: bool = False
     upstream_error: bool = False
     fault: GatewayError | None = None
-    context: ContextRecord | None = None
     allowance: Allowance | None = None
-    mode: ResponseMode | None = None
     active_step: ActiveStep | None = None
-    at_provider: tuple[str, ...] = ()
-    is_uncounted: bool = False
-    is_billed_later: bool = False
-    overhead_s: float = 0.0
     is_incomplete: bool = False
     is_event_stream: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None

@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.config import Facts, PriceRow, RateRow
 from gateway.core.pricing import Price, Rates, decimal, price_from_table, price_of_rates, price_per_million, times
+from gateway.core.providers import PRICE_TABLE_ALIASES, PROVIDERS
 from gateway.core.routing import ModelFacts, Route, is_pattern
 
 LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
@@ -27,7 +28,7 @@ _CACHE_SIZE: Final = 4096
 #: prices are decimal fractions and must not be converted to floating point
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 #: our provider name -> the prefix in the table, if it differs
-_TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
+_TABLE_PREFIX: Final = {row.name: row.price_table for row in PROVIDERS if row.price_table}
 #: prefix of fine-tuned models at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of one base model have the same price
 _TUNED: Final = "ft:"
 #: the ending of model names at Bedrock
@@ -41,14 +42,6 @@ _SEPARATE_LIMITS: Final[Mapping[tuple[int | None, int | None], int]] = {
     (272_000, 128_000): 400_000,
     (922_000, 128_000): 1_050_000,
     (111_616, 16_384): 128_000,
-}
-#: other names of providers in the table
-_TABLE_FAMILY: Final = {
-    "azure_text": "azure",
-    "bedrock_converse": "bedrock",
-    "cohere_chat": "cohere",
-    "fireworks_ai-embedding-models": "fireworks_ai",
-    "ollama_chat": "ollama",
 }
 
 
@@ -220,7 +213,7 @@ def _family(listed: str) -> str:
     """Return a provider of the table without its variant: `vertex_ai` for `vertex_ai-anthropic_models`."""
     if listed.startswith("vertex_ai-"):
         return "vertex_ai"
-    return _TABLE_FAMILY.get(listed, listed)
+    return PRICE_TABLE_ALIASES.get(listed, listed)
 
 
 def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:

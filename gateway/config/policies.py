@@ -6,7 +6,6 @@ This module only computes values. It opens no files or connections.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
 from urllib.parse import urlsplit
 
 from gateway import config
@@ -16,6 +15,7 @@ from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
+from gateway.core.providers import host_row, price_factor
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.steps import (
     DEFAULT_AGENT,
@@ -31,11 +31,6 @@ from gateway.core.steps import (
 )
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.strategies import strategies_of
-
-#: endings of hosts that serve models of OpenAI: its own, and those of Azure
-_OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
-#: ending of OpenAI's regional hosts: `eu.api.openai.com`
-_REGIONAL: Final = ".api.openai.com"
 
 
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
@@ -75,6 +70,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
             recall=row.recall,
         ),
         summary=_summary_model(settings, facts),
+        deadline_s=settings.context.deadline_ms / 1000,
     )
 
 
@@ -133,14 +129,13 @@ def table_names(settings: config.Settings) -> dict[str, str]:
 def uplifts(settings: config.Settings) -> dict[str, str]:
     """Return providers that are called in a dearer region: our name -> the key of the price factor in the table.
 
-    All regions of OpenAI have the same factor, and the table has two of them
-    (https://developers.openai.com/api/docs/guides/data-residency). At Vertex every location except `global` is dearer.
+    At Vertex every location except `global` is dearer.
     """
     factors = {}
     for name, row in settings.providers.items():
-        host = urlsplit(row.base_url).hostname or ""
-        if host.endswith(_REGIONAL):
-            factors[name] = f"regional_processing_uplift_multiplier_{'us' if host.startswith('us.') else 'eu'}"
+        factor = price_factor(_host(row))
+        if factor is not None:
+            factors[name] = factor
         elif row.options.get("vertex_location", "global") != "global":
             factors[name] = "regional_endpoint_uplift_multiplier"
     return factors
@@ -168,22 +163,19 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
 
 
 def _limit_field(row: config.Provider) -> str:
-    """Return the field for the output limit of chat calls. Reasoning models of OpenAI only accept the newer name."""
-    if row.limit_field != "auto":
-        return row.limit_field
-    return "max_completion_tokens" if _is_openais(row) else "max_tokens"
+    """Return the field for the output limit of chat calls."""
+    return host_row(_host(row)).limit_field if row.limit_field == "auto" else row.limit_field
 
 
 def _compaction(row: config.Provider) -> bool | None:
     """Return whether a provider compacts conversations, or None if unknown."""
     if row.compaction is None:
-        return False if row.adapter == "litellm" else _is_openais(row) or None
+        return False if row.adapter == "litellm" else host_row(_host(row)).compacts
     return row.compaction
 
 
-def _is_openais(row: config.Provider) -> bool:
-    """Return whether a provider is a host of OpenAI or Azure."""
-    return (urlsplit(row.base_url).hostname or "").endswith(_OPENAI_HOSTS)
+def _host(row: config.Provider) -> str:
+    return urlsplit(row.base_url).hostname or ""
 
 
 def agents_of(settings: config.Settings) -> dict[str, Agent]:

@@ -18,6 +18,7 @@ from gateway.core.http.addresses import is_host
 from gateway.core.http.gateway_headers import GATEWAY_HEADERS, REQUEST_ID, SESSION
 from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.providers import PROVIDERS
 from gateway.core.steps import DEFAULT_AGENT
 
 #: headers of the gateway that may name a session
@@ -336,18 +337,7 @@ class Settings(Section):
 
 
 #: routes of every installation, tried after the configured ones
-BUILT_IN_ROUTES: Final = (
-    ("gpt-[!o]*", "openai"),  # not gpt-oss, which other hosts serve under this name and OpenAI does not
-    ("chatgpt-*", "openai"),
-    ("o[0-9]*", "openai"),
-    ("text-embedding-*", "openai"),
-    ("claude-*", "anthropic"),
-    ("gemini-*", "gemini"),
-    # Their own models, which have these names. Models of others that they host have another name or one more slash.
-    ("openrouter/*", "openrouter"),
-    ("groq/compound", "groq"),
-    ("groq/compound-mini", "groq"),
-)
+BUILT_IN_ROUTES: Final = tuple((pattern, row.name) for row in PROVIDERS for pattern in row.models)
 
 
 def json_schema() -> dict[str, Any]:

@@ -109,7 +109,6 @@ class Planner:
         loop_bytes: returns how many new bytes a tokenizer may count in the event loop; 0 if it is not loaded.
         learner: what was learned of models from reported usage and refusals.
         policy: the budget, and how it is kept.
-        deadline_s: seconds that a trim may take.
         clock: returns monotonic seconds.
         memory: the caches; None to create them.
         threads: the threads; None to create them.
@@ -123,7 +122,6 @@ class Planner:
         learner: Learner,
         policy: ContextPolicy,
         *,
-        deadline_s: float,
         clock: Callable[[], float],
         memory: ContextCaches | None = None,
         threads: PlannerThreads | None = None,
@@ -134,7 +132,6 @@ class Planner:
         self._estimator = estimator
         self._loop_bytes = loop_bytes
         self._learner = learner
-        self._deadline_s = deadline_s
         self._clock = clock
         memory = memory or ContextCaches()
         #: the prefixes of requests that were read before, see `contents_of`
@@ -260,7 +257,7 @@ class Planner:
         is_sent_as_chat = request.contents.wire == "chat" or request.route.provider in self._translated
         family = self._estimator.family(original.request)
         takes_turns = is_sent_as_chat and family.turns == "strict"
-        bound = view.bound if family.binding == "prefix" else frozenset[int]()
+        bound = view.marks.bound if family.binding == "prefix" else frozenset[int]()
         conversation = self._conversation(view, request.contents, bound, takes_turns=takes_turns)
         return make_room(original, view, conversation, room, scales)
 
@@ -425,14 +422,14 @@ class Planner:
         return Conversation.of(
             view.chat,
             self._reader_cache,
-            pinned=view.held | bound | view.indices(contents.pinned),
-            priorities=dict.fromkeys(view.stale, 0.0) | priorities,
+            pinned=view.marks.held | bound | view.indices(contents.pinned),
+            priorities=dict.fromkeys(view.marks.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
             takes_turns=takes_turns,
             tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
-            needed=view.needed,
-            following=view.following,
-            leading=view.undroppable,
+            needed=view.marks.needed,
+            following=view.marks.following,
+            leading=view.marks.undroppable,
         )
 
     async def results_in(self, view: View) -> ConversationResults:
@@ -476,7 +473,8 @@ class Planner:
         `since`: when the trim was requested. Waiting for other trims does not shorten its time, unless it waited for
         more than five deadlines.
         """
-        end = min(self._clock(), since + _MAX_WAITED * self._deadline_s) + self._deadline_s
+        allowed = self.policy.deadline_s
+        end = min(self._clock(), since + _MAX_WAITED * allowed) + allowed
         return lambda: self._clock() > end
 
     def _reader(self, original: CountedRequest) -> Reader:

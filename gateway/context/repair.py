@@ -16,11 +16,10 @@ from gateway.context.planner import Planner
 from gateway.context.request import RequestComposer
 from gateway.core.context_budget import ContextOptions, LengthLimit, smallest_limit
 from gateway.core.counting.calibration import Residual
-from gateway.core.ledger.charging import output_room
+from gateway.core.ledger.output_limit import lowest, output_room
 from gateway.core.plan import Plan
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import LengthError
-from gateway.dialects.limits import output_limit
 from gateway.dialects.thinking_error import ThinkingRefusal
 from gateway.dialects.thinking_fields import DROPPING, manages_thinking, thinking_type
 from gateway.stores.learner import Learner
@@ -33,6 +32,7 @@ _LEAST_LIMIT: Final = 256
 _SHORTER: Final = 0.8
 #: Tokens. Every model in use today has a window of at least this size.
 _LEAST_KNOWN: Final = 4_096
+_TOO_LONG: Final = "the provider refused it for its length"
 
 
 class Recomposer:
@@ -93,7 +93,7 @@ class Recomposer:
         before = state.context.shown
         planned = await self._planned_again(state, request, options, reported_limit)
         again = planned.plan
-        state.notes["context"] = "the provider refused it for its length"
+        state.notes["context"] = _TOO_LONG
         is_shorter = (
             again.messages not in (None, plan.messages)
             or (state.context.thinking is not None and planned.sent != state.context.sent_messages)
@@ -105,7 +105,7 @@ class Recomposer:
             state.context.shown = before
             return False
         await self._composer.take(state, planned)
-        state.notes["context"] += ", and it was trimmed again"
+        state.notes["context"] = f"{_TOO_LONG}, and it was trimmed again"
         await self._composer.remember(state, again)
         return True
 
@@ -180,15 +180,12 @@ class Recomposer:
         Input and output share the window: it is known to be smaller now, so less of it is left for the output.
         """
         limit = state.budget.hold.limit if state.budget.hold is not None else None
-        if (
-            limit is None
-            or again.messages != plan.messages
-            or output_limit(request.contents.fields, request.contents.wire)
-        ):
+        if limit is None or again.messages != plan.messages or state.output_asked.limit is not None:
             return False
-        limit, room = min(limit, request.facts.output or limit), output_room(again.window, again.safe_tokens)
-        before = output_room(plan.window, plan.safe_tokens) or limit
-        return room is not None and room < min(limit, before)
+        before, now = (
+            lowest(limit, request.facts.output, output_room(one.window, one.safe_tokens)) for one in (plan, again)
+        )
+        return now < before
 
     def _learn_limit(self, state: CallState, request: PlanRequest, plan: Plan, error: LengthError) -> LengthLimit:
         """Return the limit to trim to. The limit and the count that the provider names are learned for all calls."""

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gateway.call.bound_thinking import BoundCall, PlanResult, SendChoice, mode_at
-from gateway.call.state import CallState
+from gateway.call.state import NO_EXTRACTS, CallState, UnreadExtracts
 from gateway.call.types import PlanRequest, RequestCounts
 from gateway.context.planner import Planner
 from gateway.context.summaries import NoSummaryError, Summaries
@@ -22,13 +22,14 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.http.headers import ProviderAddress
-from gateway.core.ledger.charging import (
+from gateway.core.ledger.charging import dearest, limits_output, rate_of, remaining_fraction
+from gateway.core.ledger.output_limit import (
+    LimitToSend,
     affordable_input,
-    dearest,
-    limits_output,
+    limit_of_step,
+    limit_to_set,
     output_room,
-    rate_of,
-    remaining_fraction,
+    wanted_output,
 )
 from gateway.core.modes import ResponseMode, mode_for
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm, modes_for, tries_for
@@ -44,7 +45,7 @@ from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import TOO_LARGE, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
-from gateway.dialects.limits import asks_no_output, may_be_ignored, output_limit, with_limit
+from gateway.dialects.limits import may_be_ignored, with_limit
 from gateway.dialects.server_state import references_to_stored
 from gateway.dialects.thinking_fields import with_drop_block
 from gateway.dialects.tool_changes import withdrawn_by_compaction
@@ -137,7 +138,7 @@ class RequestComposer:
     @staticmethod
     def _unload(state: CallState) -> None:
         """Release the messages if they are sent unchanged. `loaded` reads them from the body again."""
-        request, state.context.contents = state.context.request, None
+        request = state.context.request
         if (
             request is not None
             and not (request.is_changed or request.contents.marked)
@@ -160,7 +161,7 @@ class RequestComposer:
         if contents is None:
             return
         if tried.modes != state.context.tried.modes:
-            state.context.extracts, state.context.extracts_room = {}, None
+            state.context.extracts = NO_EXTRACTS
         state.context.mode, state.context.tried = tried.modes.read, tried
         bound = state.context.thinking = await self._bound_with_tool_changes(state, contents)
         contents = bound.received if bound is not None else contents
@@ -249,14 +250,15 @@ class RequestComposer:
         results = await self._planner.results_in(view)
         if not results.unread:
             return False
-        unread, room = sorted(results.unread), state.context.extracts_room
+        unread, room = sorted(results.unread), state.context.extracts.room
         if room is None:
             room = await self._planner.tokens_complete(
                 request, state.context.remembered, [view.messages[i] for i in unread]
             )
-        state.context.extracts_room = room = max(0, room - over)
+        room = max(0, room - over)
         blocks = await self._planner.chosen_blocks(request, state.context.remembered, view, unread, room)
-        state.context.extracts = {results.names[index]: chosen for index, chosen in blocks.items()}
+        named = {results.names[index]: chosen for index, chosen in blocks.items()}
+        state.context.extracts = UnreadExtracts(named, room)
         return bool(blocks)
 
     async def bound(self, state: CallState, contents: Contents, *, is_known: bool = False) -> BoundCall | None:
@@ -288,7 +290,7 @@ class RequestComposer:
         """Return the request to plan, and the input tokens that the budgets leave, or None if they set no limit."""
         contents = await self.chosen(state, received, choice)
         route, context_options, bound = state.routing.route, state.incoming.directives.context, state.context.thinking
-        facts, output = self._facts(route), state.output_limit(contents.fields, contents.wire)
+        facts, output = self._facts(route), wanted_output(state.output_asked, state.step_output)
         if state.budget.hold is None:
             state.context.affordable = self._left_for_input(state, output, (route,))
         affordable = self._affordable(state)
@@ -388,8 +390,9 @@ class RequestComposer:
 
         They are used once. Before a second try the provider may have reported something, so they are counted again.
         """
-        counts, state.context.counts = state.context.counts, None
-        if counts is None or contents is not state.context.contents:
+        counts, is_used = state.steps.counts, state.context.has_used_counts
+        state.context.has_used_counts = True
+        if counts is None or is_used or contents is not state.steps.contents:
             return None
         request, route = counts.original.request, state.routing.route
         return counts if (request.provider, request.model) == (route.provider, route.model) else None
@@ -418,7 +421,7 @@ class RequestComposer:
         wire = incoming.endpoint.wire
         if wire is None or incoming.purpose is not None:
             return None
-        contents = state.context.contents or await self._planner.contents(call, wire)
+        contents = state.steps.contents or await self._planner.contents(call, wire)
         if contents is not None and state.steps.restriction.counted:
             contents = replace(contents, fields={**contents.fields, **state.steps.restriction.counted})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
@@ -469,11 +472,11 @@ class RequestComposer:
         else:
             places = bound.conversation.positions_without(choice.removed)
             modes = [mode_at(choice.modes, places[indices[0]]) for indices in view.places]
-            if not (known or state.context.extracts):
+            if not (known or state.context.extracts.blocks):
                 return modes, {}
             results, new = await self._planner.results_in(view), {}
         extracts = {name: form.blocks for name, form in known.items() if form.blocks is not None} | {
-            **state.context.extracts
+            **state.context.extracts.blocks
         }
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
@@ -590,41 +593,33 @@ class RequestComposer:
 
     def _limited(self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
         """Return the fields that set the output limit; empty if it stays as the client set it."""
-        limit = self._limit_to_set(state, call, wire, provider)
+        limit = self.limit_to_send(state, call, provider)
         if limit is None:
             return {}
-        tokens, why = limit
-        state.notes["output_limit"] = f"{tokens}, {why}"
+        state.notes["output_limit"] = f"{limit.tokens}, {limit.reason}"
         field = state.dispatch.output_rule.field or provider.limit_field
-        return with_limit(call.fields, wire, tokens, field, is_held=self._is_held(state))
+        return with_limit(call.fields, wire, limit.tokens, field, is_held=self._is_held(state))
 
-    def output_limit_sent(self, state: CallState, call: Call, provider: ProviderAddress) -> int | None:
+    def limit_to_send(self, state: CallState, call: Call, provider: ProviderAddress) -> LimitToSend | None:
         """Return the output limit that the gateway sets in a call; None if it keeps the call's own."""
-        wire = state.incoming.endpoint.wire
-        limit = self._limit_to_set(state, call, wire, provider) if wire is not None else None
-        return limit[0] if limit is not None else None
-
-    def _limit_to_set(
-        self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress
-    ) -> tuple[int, str] | None:
-        """Return the output limit to set and the reason for it; None to keep the call's own.
-
-        The first of these that applies: the limit of the budget, of the step, of the hold.
-        """
-        hold, plan, rule = state.budget.hold, state.context.plan, state.dispatch.output_rule
-        field = rule.field or provider.limit_field
-        limit, why = hold.limit if hold is not None else None, "set by the budget"
-        if limit is None:
-            limit, why = state.limit_to_set(call.fields, wire), "set by the step"
-        if limit is None and hold is not None and self._is_held(state) and may_be_ignored(call.fields, wire, field):
-            limit, why = hold.final_response_tokens, "set by the hold"
+        wire, hold, plan = state.incoming.endpoint.wire, state.budget.hold, state.context.plan
         # Clients set no limit for a compaction, and a truncated one would be useless to them.
-        if limit is None or state.context.compaction is not None or asks_no_output(call.fields, wire):
+        if wire is None or state.context.compaction is not None:
             return None
-        limit = min(limit, self._facts(state.routing.route).output or limit, rule.maximum or limit)
-        if plan is not None and output_limit(call.fields, wire) is None:
-            limit = min(limit, output_room(plan.window, plan.safe_tokens) or limit)
-        return limit, why
+        asked, rule = state.output_asked, state.dispatch.output_rule
+        is_ignored = self._is_held(state) and may_be_ignored(call.fields, wire, rule.field or provider.limit_field)
+        limit = limit_to_set(
+            asked,
+            budget=hold.limit if hold is not None else None,
+            step=limit_of_step(asked, state.step_output),
+            held=hold.final_response_tokens if hold is not None and is_ignored else None,
+        )
+        if limit is None:
+            return None
+        model, room = self._facts(state.routing.route).output, None
+        if plan is not None:
+            room = output_room(plan.window, plan.safe_tokens)
+        return limit.within(asked, model=model, refused=rule.maximum, room=room)
 
     @staticmethod
     def _is_held(state: CallState) -> bool:

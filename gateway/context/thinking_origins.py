@@ -12,6 +12,7 @@ from gateway.call.state import CallState
 from gateway.core.conversation.message import digest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import ReadBody, Sessions
+from gateway.core.routing import Route
 from gateway.core.thinking_origin import ThinkingOrigin, ThinkingRules, followed, thinking_blocks, unread
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
@@ -38,21 +39,20 @@ class ThinkingOrigins:
 
     @staticmethod
     def may_prefer(state: CallState) -> bool:
-        """Return whether `prefer` may change something: the session has thinking, and the call has several routes."""
+        """Return whether `preferred` may change something: there is thinking in the session, and a choice of routes."""
         return bool(state.context.remembered.state.thinking) and len(state.routing.routes) > 1
 
-    def prefer(self, state: CallState, call: Call) -> None:
-        """Move the routes that created the newest thinking blocks to the front, if no other account can read them."""
-        conversation = self._conversation(state, call)
+    def preferred(self, state: CallState, call: Call) -> tuple[Route, ...]:
+        """Return the routes; those that created the newest thinking first, if no other account can read it."""
+        routes, conversation = state.routing.routes, self._conversation(state, call)
         if conversation is None or not conversation.blocks or not conversation.origins:
-            return
+            return routes
         newest = conversation.origins[-1]
         rule = self._rules.of(newest.model)
         if rule is None or rule.account == "any":
-            return
-        makers = [route for route in state.routing.routes if route[:2] == newest[:2]]
-        state.routing.routes = (*makers, *(route for route in state.routing.routes if route not in makers))
-        state.routing.route = state.routing.routes[0]
+            return routes
+        makers = [route for route in routes if route[:2] == newest[:2]]
+        return (*makers, *(route for route in routes if route not in makers))
 
     async def note_origin(self, state: CallState, call: Call) -> None:
         """Note the thinking blocks that the responding model cannot read, and that new blocks come from this model."""

@@ -21,7 +21,8 @@ from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.conversation.message import decode, outline_of
 from gateway.core.ledger.arithmetic import Balance
-from gateway.core.ledger.charging import affordable_input, rate_of
+from gateway.core.ledger.charging import rate_of
+from gateway.core.ledger.output_limit import affordable_input
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import summarizable_text
 from gateway.core.modes.summary import (

@@ -60,6 +60,7 @@ class ContextPolicy:
         safety: factor over the estimate; None: learned from reported usage.
         fit: how messages to keep are chosen.
         summary: the model that makes summaries; None: no summaries.
+        deadline_s: seconds that a trim may take.
     """
 
     trim: Trim = "auto"
@@ -70,6 +71,7 @@ class ContextPolicy:
     safety: float | None = None
     fit: TrimPolicy = field(default_factory=TrimPolicy)
     summary: SummaryModel | None = None
+    deadline_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,17 @@ class CallError:
         return cls(fault.message[:_MESSAGE], fault.budget if isinstance(fault, BudgetFault) else None)
 
 
+#: the routes that failed before the current one
+NOTE_FALLBACK: Final = "fallback"
+#: how often the call was sent again, and why
+NOTE_RETRIES: Final = "retries"
+NOTE_TRACEPARENT: Final = "traceparent"
+#: the hash of an unknown credential
+NOTE_CREDENTIAL: Final = "credential"
+#: the id of a response that is made in the background
+NOTE_RESPONSE: Final = "answer"
+
+
 @dataclass(frozen=True, slots=True)
 class CallRecord:
     """One call with all that observers and people need. No prompt or output text, no credential.
@@ -233,7 +244,7 @@ class CallRecord:
         duration_s: seconds until its end.
         request_bytes: bytes of the client's body.
         response_bytes: bytes of the body that the client got.
-        notes: remarks by name.
+        notes: remarks by name, for people. Code reads only those named `NOTE_*`, through properties.
         context: None if the tokens of the request were not counted.
         accounts: the accounts that it is charged to.
         spent: the amount that counts against their budgets.
@@ -326,7 +337,29 @@ class CallRecord:
     @property
     def was_fetched(self) -> bool:
         """Return whether the response was made in the background. Its duration then lasts until it was fetched."""
-        return "answer" in self.notes and self.outcome != PENDING
+        return NOTE_RESPONSE in self.notes and self.outcome != PENDING
+
+    @property
+    def has_fallen_back(self) -> bool:
+        """Return whether another route was tried after a provider had failed."""
+        return NOTE_FALLBACK in self.notes
+
+    @property
+    def retries(self) -> int:
+        """Return how often the call was sent again to the same provider."""
+        note = self.notes.get(NOTE_RETRIES)
+        number = note.partition(",")[0] if note is not None else "0"
+        return int(number) if number.isdecimal() else 1
+
+    @property
+    def traceparent(self) -> str | None:
+        """Return the span that the call belongs to, as its client named it."""
+        return self.notes.get(NOTE_TRACEPARENT)
+
+    @property
+    def credential_hash(self) -> str | None:
+        """Return the hash of the unknown credential for which the call was refused."""
+        return self.notes.get(NOTE_CREDENTIAL)
 
     @property
     def counted_kept(self) -> str:

@@ -191,6 +191,9 @@ class Remembered:
         return max((_tokens_of(self.kept, _name(provider, id_)) for id_ in ids), default=0)
 
 
+NOTHING_REMEMBERED: Final = Remembered()
+
+
 def kept_text(provider: str, ids: Sequence[str], tokens: int) -> str:
     """Return the text by which a session remembers the input tokens of these ids of a provider."""
     number = min(max(tokens, 0), 16**_TOKEN_DIGITS - 1)

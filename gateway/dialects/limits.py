@@ -1,4 +1,7 @@
-"""Read and set the output limit and the number of responses, in each API."""
+"""Read and set the output limit and the number of responses, in each API.
+
+`gateway.core.ledger.output_limit` decides which limit is set.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.core.ledger.arithmetic import MOST
-from gateway.core.ledger.charging import USEFUL
+from gateway.core.ledger.output_limit import USEFUL, OutputAsked
 from gateway.core.values import dataclass
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.fields import AnyFields, decode
@@ -28,6 +31,8 @@ _LLAMA_LIMIT: Final = "n_predict"
 _LLAMA_FORMATS: Final = frozenset({"chat", "completions"})
 #: all names of an output limit; a server may know more than one
 ALL_LIMITS: Final = tuple(sorted({_LLAMA_LIMIT, *(name for names in _FIELDS.values() for name in names)}))
+#: all fields that `output_asked` depends on
+_LENGTH_FIELDS: Final = frozenset({*ALL_LIMITS, "thinking", "reasoning"})
 #: the name in a chat call that every provider knows, except those configured with the other name in `limit_field`
 _MAX_TOKENS: Final = "max_tokens"
 #: models that respond after the first one refuses, each with its own settings:
@@ -36,6 +41,8 @@ _FALLBACKS: Final = "fallbacks"
 #: output tokens of a completion if the call names no limit:
 #: https://platform.openai.com/docs/api-reference/completions/create
 _COMPLETION_DEFAULT: Final = 16
+_DEFAULT_LENGTH: Final = OutputAsked(default=_COMPLETION_DEFAULT)
+_ANY_LENGTH: Final = OutputAsked()
 #: the fields that ask for several responses in one call
 _RESPONSE_COUNTS: Final = ("n", "best_of")
 #: the fields that select the service tier
@@ -57,6 +64,19 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     """
     own = _own_limit(fields, wire)
     return own if own is None else max([own, *(limit for _, limit in _fallback_limits(fields, wire))])
+
+
+def output_asked(fields: AnyFields, wire: Wire | None) -> OutputAsked:
+    """Return what a request says about the length of its response. `wire`: None for an unknown format."""
+    if fields.keys().isdisjoint(_LENGTH_FIELDS):
+        return _DEFAULT_LENGTH if wire == "completions" else _ANY_LENGTH
+    limit = output_limit(fields, wire)
+    if wire is None:
+        # The gateway cannot lower this limit.
+        return OutputAsked(limit, least=limit or 0)
+    return OutputAsked(
+        limit, default_limit(fields, wire), minimum_output(fields, wire), is_none=asks_no_output(fields, wire)
+    )
 
 
 def _own_limit(fields: AnyFields, wire: Wire | None) -> int | None:

@@ -57,11 +57,113 @@ class ArgumentPieces:
             return False
 
 
+class CalledTools:
+    """The tools that a response calls, collected from pieces."""
+
+    __slots__ = ("_arguments", "_calls", "_ids", "_last_call", "_latest")
+
+    def __init__(self) -> None:
+        #: the index of the choice, the name of the tool, and the set that it belongs to
+        self._calls: dict[object, tuple[int, str, str | None]] = {}
+        #: the first call id that was sent for each key
+        self._ids: dict[object, str] = {}
+        #: for a key that several calls share: the key of the last of these calls
+        self._latest: dict[object, object] = {}
+        #: the key of the call that got the last arguments, and these arguments
+        self._last_call: object = None
+        self._arguments = ArgumentPieces()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def of_choice(self, choice: int) -> list[tuple[str, str | None]]:
+        """Return the names of the tools that a choice calls, each with the set that it belongs to."""
+        return [(name, among) for by, name, among in self._calls.values() if by == choice]
+
+    def add(
+        self,
+        name: object,
+        key: object = None,
+        call_id: object = None,
+        choice: int = 0,
+        *,
+        one_of: object = None,
+        arguments: object = None,
+    ) -> float:
+        """Note the name of a called tool, or more arguments of a call. Return the tokens of a new name.
+
+        Args:
+            name: the name of the tool; if it is not text, only the arguments are added.
+            key: identifies the call within the response; None: every piece is a new call.
+            call_id: another id than the first one under the same key means another call. Without an id the same key
+                is the same call, unless that call is complete.
+            choice: the index of the choice with the call, if the response has several.
+            one_of: the set that the tool belongs to; ignored if it is not text.
+            arguments: the arguments of the call, or a piece of them.
+        """
+        is_named = isinstance(name, str) and name != ""
+        key = self._key_of(name if is_named else None, key, call_id, arguments)
+        tokens = self._add_call(name, key, call_id, choice, one_of) if isinstance(name, str) and is_named else 0.0
+        if self._last_call != key:
+            self._last_call, self._arguments = key, ArgumentPieces()
+        self._arguments.add(arguments)
+        return tokens
+
+    def _key_of(self, name: object, key: object, call_id: object, arguments: object) -> object:
+        """Return the key of the call that a piece belongs to."""
+        if key is None:
+            return len(self._calls)
+        known = self._ids.get(key)
+        if call_id and name and known is None and key in self._calls and not self._is_next(key, name, arguments):
+            known = self._ids[key] = str(call_id)
+        if call_id and known is not None:
+            return key if known == str(call_id) else (key, str(call_id))
+        latest = self._latest.get(key, key)
+        if name and self._is_next(latest, name, arguments) and len(self._calls) < MAX_TOOLS:
+            latest = self._latest[key] = (key, len(self._calls))
+        return latest
+
+    def _is_next(self, key: object, name: object, arguments: object) -> bool:
+        """Return whether a piece with a name begins a new call, because the call under its key is complete.
+
+        Some hosts number every call 0 and send no id. Others repeat the name with each piece, or repeat a whole call.
+        """
+        if key not in self._calls or self._last_call != key or not self._arguments.is_object():
+            return False
+        if not isinstance(name, str) or name[:NAME_CHARACTERS] != self._calls[key][1]:
+            return True
+        pieces = ArgumentPieces()
+        pieces.add(arguments)
+        return pieces.text.startswith("{") and self._arguments.text not in (pieces.text, "{}")
+
+    def _add_call(self, name: str, key: object, call_id: object, choice: int, one_of: object) -> float:
+        """Note a call, and return the tokens that its name adds."""
+        if key in self._calls:
+            return self._name_again(key, name)
+        if len(self._calls) < MAX_TOOLS:
+            among = one_of[:NAME_CHARACTERS] if isinstance(one_of, str) else None
+            self._calls[key] = choice, name[:NAME_CHARACTERS], among
+            if call_id:
+                self._ids[key] = str(call_id)
+        return estimate_tokens(name)
+
+    def _name_again(self, key: object, name: str) -> float:
+        """Note another name under a key: some hosts repeat the name in every piece, others send it in pieces.
+
+        Without an id the second name may belong to a second call, so the first name stays.
+        """
+        choice, known, among = self._calls[key]
+        if name == known or key not in self._ids:
+            return 0.0
+        self._calls[key] = choice, (known + name)[:NAME_CHARACTERS], among
+        return estimate_tokens(name)
+
+
 class ResponseState:
     """Content of a response that was read so far: the first model that it names, the last value of other fields."""
 
     __slots__ = (
-        *("_arguments", "_declined", "_ids", "_latest", "_model", "_output", "_audio", "_last_call", "_tools"),
+        *("_audio", "_declined", "_model", "_output", "_tools"),
         *("error", "finish_reason", "id", "is_seen", "refusal", "service_tier", "usage"),
     )
 
@@ -73,15 +175,7 @@ class ResponseState:
         self.is_seen = True
         self._model: str | None = None
         self.service_tier: str | None = None
-        #: tool calls: the index of the choice, the name of the tool, and the set that it belongs to
-        self._tools: dict[object, tuple[int, str, str | None]] = {}
-        #: the first call id that was sent for each key
-        self._ids: dict[object, str] = {}
-        #: for a key that several calls share: the key of the last of these calls
-        self._latest: dict[object, object] = {}
-        #: the key of the call that got the last arguments, and these arguments
-        self._last_call: object = None
-        self._arguments = ArgumentPieces()
+        self._tools = CalledTools()
         self._output = 0.0
         self._audio = AudioCounter()
         self.refusal: str | None = None
@@ -147,72 +241,8 @@ class ResponseState:
         one_of: object = None,
         arguments: object = None,
     ) -> None:
-        """Note the name of a called tool, or more arguments of a call.
-
-        Args:
-            name: the name of the tool; if it is not text, only the arguments are added.
-            key: identifies the call within the response; None: every piece is a new call.
-            call_id: another id than the first one under the same key means another call. Without an id the same key
-                is the same call, unless that call is complete.
-            choice: the index of the choice with the call, if the response has several.
-            one_of: the set that the tool belongs to; ignored if it is not text.
-            arguments: the arguments of the call, or a piece of them.
-        """
-        is_named = isinstance(name, str) and name != ""
-        key = self._key_of(name if is_named else None, key, call_id, arguments)
-        if isinstance(name, str) and is_named:
-            self._add_call(name, key, call_id, choice, one_of)
-        if self._last_call != key:
-            self._last_call, self._arguments = key, ArgumentPieces()
-        self._arguments.add(arguments)
-
-    def _key_of(self, name: object, key: object, call_id: object, arguments: object) -> object:
-        """Return the key of the call that a piece belongs to."""
-        if key is None:
-            return len(self._tools)
-        known = self._ids.get(key)
-        if call_id and name and known is None and key in self._tools and not self._is_next(key, name, arguments):
-            known = self._ids[key] = str(call_id)
-        if call_id and known is not None:
-            return key if known == str(call_id) else (key, str(call_id))
-        latest = self._latest.get(key, key)
-        if name and self._is_next(latest, name, arguments) and len(self._tools) < MAX_TOOLS:
-            latest = self._latest[key] = (key, len(self._tools))
-        return latest
-
-    def _is_next(self, key: object, name: object, arguments: object) -> bool:
-        """Return whether a piece with a name begins a new call, because the call under its key is complete.
-
-        Some hosts number every call 0 and send no id. Others repeat the name with each piece, or repeat a whole call.
-        """
-        if key not in self._tools or self._last_call != key or not self._arguments.is_object():
-            return False
-        if not isinstance(name, str) or name[:NAME_CHARACTERS] != self._tools[key][1]:
-            return True
-        pieces = ArgumentPieces()
-        pieces.add(arguments)
-        return pieces.text.startswith("{") and self._arguments.text not in (pieces.text, "{}")
-
-    def _add_call(self, name: str, key: object, call_id: object, choice: int, one_of: object) -> None:
-        if key in self._tools:
-            self._name_again(key, name)
-            return
-        self._output += estimate_tokens(name)
-        if len(self._tools) < MAX_TOOLS:
-            among = one_of[:NAME_CHARACTERS] if isinstance(one_of, str) else None
-            self._tools[key] = choice, name[:NAME_CHARACTERS], among
-            if call_id:
-                self._ids[key] = str(call_id)
-
-    def _name_again(self, key: object, name: str) -> None:
-        """Note another name under a key: some hosts repeat the name in every piece, others send it in pieces.
-
-        Without an id the second name may belong to a second call, so the first name stays.
-        """
-        choice, known, among = self._tools[key]
-        if name != known and key in self._ids:
-            self._output += estimate_tokens(name)
-            self._tools[key] = choice, (known + name)[:NAME_CHARACTERS], among
+        """Note the name of a called tool, or more arguments of a call. See `CalledTools.add`."""
+        self._output += self._tools.add(name, key, call_id, choice, one_of=one_of, arguments=arguments)
 
     @property
     def model(self) -> str | None:
@@ -231,7 +261,7 @@ class ResponseState:
 
     def answer(self, choice: int = 0) -> ParsedResponse:
         """Return what was read so far, with the tools that this choice calls."""
-        called = [(name, among) for by, name, among in self._tools.values() if by == choice]
+        called = self._tools.of_choice(choice)
         return ParsedResponse(
             usage=self.usage.reported(),
             model=self._model,

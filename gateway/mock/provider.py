@@ -87,6 +87,23 @@ class RecordedCall:
         return next((value for key, value in self.headers if key == name), None)
 
 
+class MockLedger:
+    """What a provider has billed: in total, by session and by model. The caller holds a lock."""
+
+    def __init__(self) -> None:
+        self.total = Billed()
+        self.sessions: dict[str, Billed] = {}
+        self.models: dict[str, Billed] = {}
+
+    def bill(self, usage: MockUsage, shares: Sequence[Share], session: str | None) -> None:
+        """Bill the usage of one call: its shares to their models, all of it to its session."""
+        self.total = self.total.plus(usage)
+        for share in shares:
+            self.models[share.model] = self.models.get(share.model, Billed()).plus(share.usage)
+        if session is not None:
+            self.sessions[session] = self.sessions.get(session, Billed()).plus(usage)
+
+
 class MockProvider:
     """A deterministic LLM provider. Other threads may read it while it serves requests.
 
@@ -122,9 +139,7 @@ class MockProvider:
         self._api_key = api_key
         self._script = deque(script)
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_RECORDS)
-        self._total = Billed()
-        self._sessions: dict[str, Billed] = {}
-        self._models: dict[str, Billed] = {}
+        self._ledger = MockLedger()
         self._prefixes: OrderedDict[int, None] = OrderedDict()
         self._stored: OrderedDict[str, int] = OrderedDict()
         self._background: OrderedDict[str, list[JsonObject]] = OrderedDict()
@@ -140,17 +155,17 @@ class MockProvider:
     def billed(self, session: str | None = None) -> Billed:
         """Return what was billed in total, or for the calls with this `x-session-id`."""
         with self._lock:
-            return self._total if session is None else self._sessions.get(session, Billed())
+            return self._ledger.total if session is None else self._ledger.sessions.get(session, Billed())
 
     def billed_by_session(self) -> dict[str, Billed]:
         """Return a copy of what was billed for each `x-session-id`."""
         with self._lock:
-            return dict(self._sessions)
+            return dict(self._ledger.sessions)
 
     def billed_by_model(self) -> dict[str, Billed]:
         """Return a copy of what was billed at the rates of each model."""
         with self._lock:
-            return dict(self._models)
+            return dict(self._ledger.models)
 
     def push(self, *turns: Turn) -> None:
         """Add turns to the end of the script."""
@@ -161,9 +176,7 @@ class MockProvider:
         with self._lock:
             self._script.clear()
             self._calls.clear()
-            self._total = Billed()
-            self._sessions.clear()
-            self._models.clear()
+            self._ledger = MockLedger()
             self._prefixes.clear()
             self._stored.clear()
             self._background.clear()
@@ -262,16 +275,10 @@ class MockProvider:
             status=status,
             billed=Billed().plus(usage) if usage else None,
         )
-        session = request.header("x-session-id")
         with self._lock:
             self._calls.append(call)
-            if usage is None:
-                return
-            self._total = self._total.plus(usage)
-            for share in shares or [Share(model, usage)]:
-                self._models[share.model] = self._models.get(share.model, Billed()).plus(share.usage)
-            if session is not None:
-                self._sessions[session] = self._sessions.get(session, Billed()).plus(usage)
+            if usage is not None:
+                self._ledger.bill(usage, shares or [Share(model, usage)], request.header("x-session-id"))
 
 
 @dataclass(frozen=True, slots=True)

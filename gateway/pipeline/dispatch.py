@@ -129,11 +129,11 @@ class Dispatcher:
         `tries`: how often the call was sent with another rule, counting the first.
         """
         provider = self._providers[state.routing.route.provider]
-        sent = self._composer.output_limit_sent(state, call, provider) if refusal is not None else None
+        sent = self._composer.limit_to_send(state, call, provider) if refusal is not None else None
         is_other_format = refusal is not None and refusal.field_to_use and state.incoming.endpoint.wire != "chat"
         if refusal is None or sent is None or tries > _MOST_RULES or is_other_format:
             return None
-        return state.dispatch.output_rule.after(refusal, sent)
+        return state.dispatch.output_rule.after(refusal, sent.tokens)
 
     async def _repaired(self, state: CallState, call: Call, refusal: ThinkingRefusal | None, before: set[str]) -> bool:
         """Return whether to send again without refused thinking; once for each kind of refusal."""

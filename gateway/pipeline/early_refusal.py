@@ -20,6 +20,7 @@ from gateway.core.http.headers import EVENTS, content_type, is_success
 from gateway.core.http.retry_policy import FALLS_BACK
 from gateway.core.http.sse import EventBuffer, event_data, split_events
 from gateway.core.ports import UpstreamReply
+from gateway.core.providers import CONFIRMING_EVENTS
 from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader, ParsedResponse
 from gateway.dialects.error_status import status_of, unwrapped
@@ -30,10 +31,9 @@ from gateway.upstream.body import AlreadyRead, chain, is_compressed
 #: only confirm the request. Such an event may repeat the instructions and tools of the request.
 _MAX_WAIT_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
-#: Events that only confirm a request. OpenAI sends them in every stream of Responses, even in one that it refuses.
+_CONFIRMS: Final = "|".join(map(re.escape, CONFIRMING_EVENTS)).encode()
 _TAKEN: Final = re.compile(
-    rb"(?:\A|\n)(?:event: ?(?:response\.(?:created|queued|in_progress)|ping)[\r\n]"
-    rb'|data: ?\{"type": ?"(?:response\.(?:created|queued|in_progress)|ping)")'
+    rb"(?:\A|\n)(?:event: ?(?:" + _CONFIRMS + rb')[\r\n]|data: ?\{"type": ?"(?:' + _CONFIRMS + rb')")'
 )
 #: the beginning of a whole response that is only an error, and the bytes that are enough to recognise it
 _ERROR: Final = re.compile(rb'\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:\s*[{"]')

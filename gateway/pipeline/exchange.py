@@ -76,7 +76,7 @@ _PROVIDER_UNKNOWN: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Gateway:
     """The parts that all calls share. `app.assembly` makes them.
 
@@ -216,13 +216,14 @@ class Exchange:
     async def _open_session(self, call: Call) -> None:
         """Open the session's accounts and its step, which may choose the model and the order of the routes."""
         state, gateway = self._state, self._gateway
-        await gateway.accounts.open(state)
+        state.context.remembered = await gateway.accounts.open(state)
         await gateway.steps.begin(state, call)
         step = state.steps.step
         if step is not None and step.model is not None:
             self._route_to_step_model(step, call)
         if gateway.thinking.may_prefer(state):
-            await self._read(partial(gateway.thinking.prefer, state, call))
+            state.routing.routes = await self._read(partial(gateway.thinking.preferred, state, call))
+            state.routing.route = state.routing.routes[0]
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that reads the whole body, in a thread if the body is large."""
@@ -324,7 +325,7 @@ class Exchange:
         state, earlier, position = self._state, EarlierFailures(), 0
         routing = state.routing
         while True:
-            route = routing.route = routing.routes[position]
+            routing.route = routing.routes[position]
             position += 1
             try:
                 response = await self._send_to_current_route(call)
@@ -349,9 +350,7 @@ class Exchange:
             state.dispatch.work(is_so=False)
             # If the client has left, the cancellation takes effect here, before another provider is called.
             await asyncio.sleep(0)
-            failed = f"{route.provider}/{route.model}: {reason}"
-            before = state.notes.get("fallback")
-            state.notes["fallback"] = failed if before is None else f"{before}; {failed}"
+            state.note_failed_route(reason)
 
     def _refuses_our_key(self, response: UpstreamReply) -> bool:
         """Return whether the provider refuses the gateway's own key. Another provider has another key."""
@@ -387,7 +386,7 @@ class Exchange:
             await composer.compose(state, call, tried)
             try:
                 if state.budget.hold is None:
-                    await accounts.hold(state, call)
+                    state.routing.routes = await accounts.hold(state, call)
             except BudgetExhausted:
                 if number == len(tries):
                     raise

@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.call.routing import check_model, is_allowed
 from gateway.call.timeout import max_wait
-from gateway.call.types import ClientResponse, Incoming
+from gateway.call.types import ClientResponse, Incoming, RequestReport
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -147,9 +147,9 @@ class ModelList:
 def _reply(content: Mapping[str, Any], theirs: ClientResponse | None = None) -> ClientResponse:
     """Return a response with this content, and with the headers of the provider's response that it replaces."""
     kept = [pair for pair in theirs.headers if pair[0] not in _OF_THE_BODY] if theirs is not None else []
-    overhead_s = theirs.overhead_s if theirs is not None else 0.0
+    overhead_s = theirs.request.overhead_s if theirs is not None else 0.0
     headers = [(b"content-type", b"application/json"), *kept]
-    return ClientResponse(_OK, headers, msgspec.json.encode(content), overhead_s=overhead_s)
+    return ClientResponse(_OK, headers, msgspec.json.encode(content), RequestReport(overhead_s=overhead_s))
 
 
 def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:

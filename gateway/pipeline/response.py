@@ -15,7 +15,7 @@ from typing import Final
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.call.state import CallState
-from gateway.call.types import ActiveStep, ClientResponse
+from gateway.call.types import ActiveStep, ClientResponse, RequestReport
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.http.headers import (
     EVENTS,
@@ -362,19 +362,22 @@ class ResponseRelay:
 
     def _reply(self, state: CallState, status: int, headers: Headers, body: bytes) -> ClientResponse:
         sent_at = state.dispatch.sent_at
-        return ClientResponse(
-            status,
-            headers,
-            body,
+        report = RequestReport(
             session=state.session,
             context=state.context.plan.context if state.context.plan is not None else None,
-            allowance=self._accounts.allowance(state),
             mode=state.context.mode,
-            active_step=state.steps.active,
             at_provider=state.at_provider,
             is_uncounted=state.context.plan is None and sent_at is not None and state.incoming.endpoint.metered,
             is_billed_later=state.response.is_billed and state.is_billed_later and not state.is_fetched_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - state.incoming.started,
+        )
+        return ClientResponse(
+            status,
+            headers,
+            body,
+            report,
+            allowance=self._accounts.allowance(state),
+            active_step=state.steps.active,
         )
 
 

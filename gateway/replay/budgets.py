@@ -30,17 +30,15 @@ from gateway.core.ledger.arithmetic import (
 from gateway.core.ledger.charging import (
     NO_KEY_BUDGET,
     BudgetPolicy,
-    CallNeed,
     ChargedAccounts,
     KeyLimits,
     accounts_of,
     claims_of,
-    hold_for,
-    limit_to_set,
     rate_of,
     remaining_fraction,
     spent_by,
 )
+from gateway.core.ledger.output_limit import CallNeed, hold_for, limit_of_hold
 from gateway.core.ledger.refusals import dimension_json, usd
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.modes import MODES, ResponseMode, mode_for
@@ -124,7 +122,7 @@ def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account
         return ReplayOutcome(call, number, original, budget, mode, refused=why)
     granted, changes = reserved
     accounts.update(changes)
-    limit = limit_to_set(hold, granted, need)
+    limit = limit_of_hold(hold, granted, need)
     beyond = max(0, charge.usage.output_tokens - limit) if limit is not None else 0
     spent = spent_by(_priced(charge, facts), rules.budgets.cached_weight).less(NOTHING.plus(hold.unit, beyond))
     accounts.update(settle(accounts, accounts_of(claims), hold.amount(granted.units), spent))

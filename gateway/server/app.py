@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gateway.core import errors
-from gateway.core.ports import Store
+from gateway.core.values import dataclass
 from gateway.server import headers
 from gateway.server.auth import check_single, foreign_page
 from gateway.server.context import ContextApi
@@ -63,10 +63,31 @@ _PROVIDER_HEADERS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class OwnApi:
+    """The gateway's own API: handlers of the paths that are not forwarded."""
+
+    sessions: SessionsApi
+    context: ContextApi
+    health: HealthApi
+    events: EventsApi
+    metrics: MetricsApi
+    dashboard: Dashboard
+
+    def paths(self) -> list[BaseRoute]:
+        """Return the routes of all handlers."""
+        return [
+            *self.sessions.paths(),
+            *self.context.paths(),
+            *self.health.paths(),
+            *self.events.paths(),
+            *self.metrics.paths(),
+            *self.dashboard.paths(),
+        ]
+
+
 class Runtime(Protocol):
     """The parts that the lifespan opens. A reload replaces `forwarder`."""
-
-    store: Store
 
     @property
     def forwarder(self) -> Forwarder:
@@ -74,33 +95,8 @@ class Runtime(Protocol):
         ...
 
     @property
-    def api(self) -> SessionsApi:
-        """Return the handlers of sessions and calls."""
-        ...
-
-    @property
-    def context_api(self) -> ContextApi:
-        """Return the handlers that count or trim a body."""
-        ...
-
-    @property
-    def health_api(self) -> HealthApi:
-        """Return the handler of /api/health."""
-        ...
-
-    @property
-    def dashboard(self) -> Dashboard:
-        """Return the handlers of the dashboard."""
-        ...
-
-    @property
-    def events_api(self) -> EventsApi:
-        """Return the handler of /api/events."""
-        ...
-
-    @property
-    def metrics_api(self) -> MetricsApi:
-        """Return the handler of /metrics."""
+    def api(self) -> OwnApi:
+        """Return the handlers of the gateway's own paths."""
         ...
 
     @property
@@ -143,7 +139,7 @@ class GatewayApp:
                 scope, receive, send
             )
         elif scope["path"].startswith(_OWN_PATHS) or (
-            scope["path"] == "/" and self._runtime.dashboard.is_on and is_browser(scope)
+            scope["path"] == "/" and self._runtime.api.dashboard.is_on and is_browser(scope)
         ):
             named = self._with_request_id(scope, send)
             try:
@@ -183,7 +179,7 @@ class GatewayApp:
         """Refuse new calls and end the event streams, because the server is stopping."""
         self._is_stopping = True
         runtime.forwarder.stop_accepting()
-        runtime.events_api.stop()
+        runtime.api.events.stop()
 
     def _with_request_id(self, scope: Scope, send: Send) -> Send:
         """Return `send` that adds the request id to the response."""
@@ -200,7 +196,7 @@ class GatewayApp:
         async def ready(_: Request) -> Response:
             if self._is_stopping:
                 return JSONResponse({"status": "stopping"}, 503)
-            problem = await runtime.health_api.unready()
+            problem = await runtime.api.health.unready()
             if problem is not None:
                 return JSONResponse({"status": "not ready", "store": problem}, 503)
             return JSONResponse({"status": "ready"})
@@ -209,11 +205,6 @@ class GatewayApp:
             Route("/healthz", _alive),
             Route("/readyz", ready),
             *runtime.api.paths(),
-            *runtime.context_api.paths(),
-            *runtime.health_api.paths(),
-            *runtime.events_api.paths(),
-            *runtime.metrics_api.paths(),
-            *runtime.dashboard.paths(),
             *OpenApi().paths(),
         ]
 

@@ -22,7 +22,8 @@ from gateway.core.context_budget import ContextOptions
 from gateway.core.http.headers import by_name
 from gateway.core.identity import ID_FORM, from_headers
 from gateway.core.ledger.arithmetic import Balance, Claim
-from gateway.core.ledger.charging import ChargedAccounts, KeyLimits, affordable_input, claims_of, rate_of
+from gateway.core.ledger.charging import ChargedAccounts, KeyLimits, claims_of, rate_of
+from gateway.core.ledger.output_limit import affordable_input
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import response_digest

@@ -259,22 +259,22 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
     """Return the gateway's headers of a response. They follow the provider's headers."""
     headers: Headers = [
         (GATEWAY_REQUEST_ID, request.encode()),
-        (b"x-gateway-overhead-ms", b"%.2f" % (reply.overhead_s * 1000)),
+        (b"x-gateway-overhead-ms", b"%.2f" % (reply.request.overhead_s * 1000)),
     ]
-    if reply.session is not None:
-        headers.append((b"x-session-id", reply.session.id.encode()))
+    if reply.request.session is not None:
+        headers.append((b"x-session-id", reply.request.session.id.encode()))
         if reply.totals is not None:
             headers += _totals_headers(reply.totals)
             headers.append((USAGE_FINAL, b"true" if reply.is_final else b"false"))
     if reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
-    if reply.context is not None:
-        headers += _context_headers(reply.context)
+    if reply.request.context is not None:
+        headers += _context_headers(reply.request.context)
     if reply.allowance is not None:
         headers += _allowance_headers(reply.allowance)
     headers += _uncounted_headers(reply)
-    if reply.mode is not None:
-        headers.append((b"x-response-mode", reply.mode.encode()))
+    if reply.request.mode is not None:
+        headers.append((b"x-response-mode", reply.request.mode.encode()))
     if reply.active_step is not None:
         headers += _step_headers(reply.active_step)
     if reply.upstream_error:
@@ -285,10 +285,10 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
 
 
 def _uncounted_headers(reply: ClientResponse) -> Headers:
-    headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.is_uncounted else []
-    if reply.at_provider:
-        headers.append((b"x-context-unseen", ",".join(reply.at_provider).encode()))
-    if reply.is_billed_later:
+    headers: Headers = [(b"x-context-trimmed", b"unsupported")] if reply.request.is_uncounted else []
+    if reply.request.at_provider:
+        headers.append((b"x-context-unseen", ",".join(reply.request.at_provider).encode()))
+    if reply.request.is_billed_later:
         headers.append((b"x-session-unmetered", b"true"))
     return headers
 

@@ -26,7 +26,7 @@ from gateway.core.errors import (
 from gateway.core.http.headers import Headers
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import REFUSED, CallError, CallRecord
+from gateway.core.record import NOTE_CREDENTIAL, REFUSED, CallError, CallRecord
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.server import headers as ours
@@ -34,8 +34,6 @@ from gateway.server.auth import credential_hash
 
 #: number of the newest refusals that are kept
 MOST_KEPT: Final = 50
-#: the name of the credential's hash among a record's notes
-CREDENTIAL: Final = "credential"
 #: error codes of calls that the gateway itself could not serve; they have no record, even with a session
 _UNRECORDED_CODES: Final = frozenset(
     kind.code for kind in (StoreUnavailable, StoreConflict, StoreDamaged, Overloaded, ShuttingDown)
@@ -98,7 +96,7 @@ class UnrecordedRefusals(Observer):
             duration_s=0.0,
             request_bytes=0,
             response_bytes=0,
-            notes={CREDENTIAL: credential} if credential is not None else {},
+            notes={NOTE_CREDENTIAL: credential} if credential is not None else {},
             error=CallError.of(fault),
         )
         self._keep(record)
@@ -111,7 +109,7 @@ class UnrecordedRefusals(Observer):
             self._keep(call)
 
     def _keep(self, call: CallRecord) -> None:
-        code, credential, now = call.error_code or "", call.notes.get(CREDENTIAL), call.started_at
+        code, credential, now = call.error_code or "", call.credential_hash, call.started_at
         refusal = self._kept.get((code, credential))
         if refusal is None:
             refusal = UnrecordedRefusal(code, call.status, credential, "", 0, now, now)

@@ -198,7 +198,7 @@ class Steps:
         if wire is not None and (agent.reads_message or agent.reads_tokens):
             contents = await self._planner.contents(call, wire)
             # A huge body is read again when it is planned: many may wait for that, and would use too much memory.
-            state.context.contents = None if self._planner.is_huge(call) else contents
+            state.steps.contents = None if self._planner.is_huge(call) else contents
         if contents is None:
             return ConditionFacts(left=left)
         tokens = None
@@ -207,8 +207,8 @@ class Steps:
             request = PlanRequest(
                 contents, state.routing.route, self._facts(state.routing.route), options, len(call.body)
             )
-            state.context.counts = await self._planner.count_tokens(request, state.context.remembered)
-            tokens = state.context.counts.original.tokens
+            state.steps.counts = await self._planner.count_tokens(request, state.context.remembered)
+            tokens = state.steps.counts.original.tokens
         return ConditionFacts(
             await self._last_messages.ahead_of(contents) if agent.reads_message else None, tokens, left
         )

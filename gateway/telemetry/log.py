@@ -40,8 +40,6 @@ _FLUSH_S: Final = 1.0
 #: send any number of these requests.
 _REFUSALS_A_MINUTE: Final = 10
 _MINUTE_S: Final = 60.0
-#: name of the note that holds the hash of an unknown credential
-_CREDENTIAL: Final = "credential"
 
 
 class _Writer:
@@ -244,8 +242,8 @@ def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = 
         parts.append(f"session {call.session.id}")
     if call.outcome != "ok":
         parts.append(f"{call.outcome} {call.status}" + (f" {call.error_code}" if call.error_code else ""))
-    if _CREDENTIAL in call.notes:
-        parts.append(f"key with hash {call.notes[_CREDENTIAL]}")
+    if call.credential_hash is not None:
+        parts.append(f"key with hash {call.credential_hash}")
     if call.context is not None and call.context.trimmed:
         parts.append(_trimmed(call.context))
     if call.charge is not None:
@@ -302,7 +300,7 @@ def json_line(call: CallRecord, totals: Totals | None, left_out: int | None = No
         "duration_ms": round(call.duration_s * 1000, 2),
     }
     if left_out is not None:
-        fields |= {"credential": call.notes.get(_CREDENTIAL), "left_out": left_out}
+        fields |= {"credential": call.credential_hash, "left_out": left_out}
     return msgspec.json.encode(fields).decode()
 
 

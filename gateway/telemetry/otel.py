@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.errors import ConfigError
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
+from gateway.core.providers import PROVIDERS
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Totals
 
@@ -44,12 +45,7 @@ _REQUIRED: Final = (
 #: seconds to wait for the collector when the gateway stops
 _MAX_WAIT_S: Final = 3.0
 #: provider names of the conventions, if they differ from ours
-_PROVIDERS: Final[Mapping[str, str]] = {
-    "azure": "azure.ai.openai",
-    "gemini": "gcp.gemini",
-    "mistral": "mistral_ai",
-    "xai": "x_ai",
-}
+_PROVIDERS: Final[Mapping[str, str]] = {row.name: row.telemetry for row in PROVIDERS if row.telemetry}
 #: bounds that the conventions recommend for gen_ai.client.token.usage and gen_ai.client.operation.duration
 _TOKEN_BUCKETS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 _SECOND_BUCKETS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -112,7 +108,7 @@ class Otel(Observer):
         del left
         common = _common(call)
         start = int(call.started_at * _NANOSECONDS)
-        parent = {"traceparent": call.notes["traceparent"]} if "traceparent" in call.notes else {}
+        parent = {"traceparent": call.traceparent} if call.traceparent is not None else {}
         span = self._tracer.start_span(
             f"{call.operation} {call.model}".strip(),
             context=self._propagator.extract(parent),

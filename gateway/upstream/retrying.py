@@ -28,6 +28,7 @@ from gateway.core.http.retry_policy import (
     requested_wait,
 )
 from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.record import NOTE_RETRIES
 from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
@@ -121,7 +122,7 @@ class RetryingUpstream:
                     return sending, self._forbid_retry(reply) if self._retry.is_spent(tries) else reply
                 reason = str(reply.status)
                 await sending.__aexit__(None, None, None)
-            request.note("retries", f"{tries}, the last after {reason}")
+            request.note(NOTE_RETRIES, f"{tries}, the last after {reason}")
             # If the client leaves during the wait, no work is running that could be billed.
             request.on_work(is_so=False)
             await self._sleep(wait)

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.core.errors import StoreDamaged
 from gateway.core.ledger.arithmetic import Claim, Granted, Limits, Refused
-from gateway.core.ledger.charging import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.output_limit import DEFAULT_OUTPUT, STREAM_STEP
 from gateway.core.pricing import price_from_table
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes

@@ -15,7 +15,8 @@ from gateway.budget.reservation import Budgets
 from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.errors import InvalidRequest, StoreDamaged
 from gateway.core.ledger.arithmetic import Amount, Claim, Limits
-from gateway.core.ledger.charging import BudgetPolicy, CallNeed, ChargedAccounts
+from gateway.core.ledger.charging import BudgetPolicy, ChargedAccounts
+from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import CallStart

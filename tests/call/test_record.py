@@ -12,7 +12,8 @@ from gateway.call.record import RecordBuilder, input_estimate
 from gateway.call.state import CallState
 from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.ledger.arithmetic import NOTHING, Amount, Hold
-from gateway.core.ledger.charging import CallNeed, TokenRate
+from gateway.core.ledger.charging import TokenRate
+from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.plan import Plan
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord, Outcome
@@ -527,13 +528,15 @@ async def test_a_report_without_input_is_charged_and_not_learned(world: World) -
     usage = {"prompt_tokens": 0, "completion_tokens": 5, "total_tokens": 5}
     world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
     first, _ = await world.call()
-    assert first.context is not None
+    assert first.request.context is not None
     assert world.record.charge is not None
     assert world.record.charge.usage.input_tokens == 0
     assert (await world.store.remembered(KEY)).last_turn is None
     again, _ = await world.call()
-    assert again.context is not None
-    assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"
+    assert again.request.context is not None
+    assert again.request.context.tokens == first.request.context.tokens, (
+        "what weighs nothing to one who does not count weighs the same"
+    )
 
 
 async def test_a_server_that_reports_only_new_tokens_does_not_make_a_conversation_seem_short() -> None:
@@ -547,10 +550,10 @@ async def test_a_server_that_reports_only_new_tokens_does_not_make_a_conversatio
         messages.append({"role": "user", "content": f"{turn} " + "x" * 1_000})
         reply, _ = await world.call(world.incoming(json.dumps({"model": "m", "messages": messages}).encode()))
         messages.append({"role": "assistant", "content": "y"})
-        assert reply.context is not None
+        assert reply.request.context is not None
         sent = sum(len(one["content"]) for one in json.loads(world.upstream.sent[-1].body)["messages"])
         assert sent * 3 // 8 <= 8_000, turn
-        trimmed += bool(reply.context.trimmed)
+        trimmed += bool(reply.request.context.trimmed)
     assert trimmed
     assert (await world.store.totals(KEY)).input_tokens == 30 * 385, "what is reported is charged"
 
@@ -566,8 +569,8 @@ async def test_a_session_learns_the_request_tokens_and_is_charged_for_all_passes
     world: World, passes: list[tuple[str, int]], is_learned: bool
 ) -> None:
     first, _ = await world.call()
-    assert first.context is not None
-    weight = 1_000 + first.context.estimate
+    assert first.request.context is not None
+    weight = 1_000 + first.request.context.estimate
     listed = [{"type": kind, "input_tokens": weight + more, "output_tokens": 1} for kind, more in passes]
     usage = {"input_tokens": weight, "output_tokens": 1, "iterations": listed}
     before = (await world.store.remembered(KEY)).last_turn

@@ -41,10 +41,12 @@ FAMILIES = config.families()
 ITEMS = {"chat": "messages", "messages": "messages", "responses": "input"}
 MODELS = ("gpt-4o", "gpt-4o-mini", "claude-sonnet-4-5", "mistral-large", "gemini-2.5-pro", "deepseek-chat")
 POLICIES = (
-    ContextPolicy(fit=TrimPolicy(recall="said")),
-    ContextPolicy(fit=TrimPolicy(recall="all"), keep_last_turns=2, overflow="least"),
-    ContextPolicy(fit=TrimPolicy(strategies=strategies_of(["dedupe", "shorten", "drop"], shorten_tokens=40))),
-    ContextPolicy(fit=TrimPolicy(recall="said"), trim="shadow"),
+    ContextPolicy(fit=TrimPolicy(recall="said"), deadline_s=600),
+    ContextPolicy(fit=TrimPolicy(recall="all"), keep_last_turns=2, overflow="least", deadline_s=600),
+    ContextPolicy(
+        fit=TrimPolicy(strategies=strategies_of(["dedupe", "shorten", "drop"], shorten_tokens=40)), deadline_s=600
+    ),
+    ContextPolicy(fit=TrimPolicy(recall="said"), trim="shadow", deadline_s=600),
 )
 WORDS = ("Parcel", "parcel", "Order", "depot", "Berlin", "berlin", "Müller", "配送", "Retry", "the", "was", "sent by")
 MARK: Json = {"cache_control": {"type": "ephemeral"}}
@@ -89,7 +91,7 @@ class Side:
         self._newest = NewestMessages()
         self._planners = [
             Planner(
-                estimator, lambda _: 32_768, learner, policy, deadline_s=600, clock=time.monotonic,
+                estimator, lambda _: 32_768, learner, policy, clock=time.monotonic,
                 memory=memory, threads=threads,
             )
             for policy in POLICIES

@@ -44,9 +44,7 @@ class Noted(CharacterCounter):
 def planner_of(memory: ContextCaches, counter: TokenCounter) -> Planner:
     estimator = Estimator(config.families(), lambda _: counter, memory.counts)
     learner = Learner(MemoryStore())
-    return Planner(
-        estimator, lambda _: 32_768, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic, memory=memory
-    )
+    return Planner(estimator, lambda _: 32_768, learner, ContextPolicy(), clock=time.monotonic, memory=memory)
 
 
 def conversation(number: int, turns: int = 30) -> Messages:

@@ -64,7 +64,6 @@ class World:
         policy: ContextPolicy | None = None,
         threads: PlannerThreads | None = None,
         *,
-        deadline_s: float = 60,
         clock: Callable[[], float] = time.monotonic,
         memory: ContextCaches | None = None,
     ) -> None:
@@ -80,7 +79,6 @@ class World:
             lambda _: 32_768,
             Learner(MemoryStore()),
             policy or ContextPolicy(),
-            deadline_s=deadline_s,
             clock=clock,
             memory=self.memory,
             threads=threads,
@@ -427,7 +425,7 @@ class Clock:
 async def test_waiting_for_a_thread_does_not_shorten_the_deadline_at_first(waited_s: float, rule: str) -> None:
     clock, threads, fitting, go_on = Clock(), PlannerThreads(), CountedThreads(1), threading.Event()
     threads.trimming = fitting
-    world = World(ContextPolicy(fit=TrimPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
+    world = World(ContextPolicy(fit=TrimPolicy(recall="off"), deadline_s=1.0), threads, clock=clock)
     others = fitting.submit(go_on.wait, 30)
     pages = ("".join(f"Hotel A{page}0{line} has {line * 7}{page} rooms.\n" for line in range(9)) for page in range(40))
     body = body_of([{"role": "user", "content": page} for page in pages])

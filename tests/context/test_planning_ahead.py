@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": f"Parcel {number} lies at depot {number 
 def planner_of(kind: type[P], counter: TokenCounter | None = None) -> P:
     estimator = Estimator(config.families(), lambda _: counter or CharacterCounter(), CountCache())
     learner = Learner(MemoryStore())
-    return kind(estimator, lambda _: 32_768, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
+    return kind(estimator, lambda _: 32_768, learner, ContextPolicy(), clock=time.monotonic)
 
 
 def asked(planner: Planner, **options: Any) -> PlanRequest:

@@ -202,4 +202,4 @@ async def test_a_summary_keeps_a_derived_session_marked_as_derived(summing: Summ
 async def test_a_limited_client_key_may_receive_a_summary_by_another_model(summing: SummingWorld) -> None:
     reply, _ = await summing.call(summing.incoming(long_body(), caller=Caller("alice", ("m",))))
     assert reply.status == 200
-    assert "summarize" in (reply.context.trimmed if reply.context else {})
+    assert "summarize" in (reply.request.context.trimmed if reply.request.context else {})

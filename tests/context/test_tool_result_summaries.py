@@ -279,7 +279,7 @@ async def test_trimming_to_the_remaining_budget_leaves_room_for_summaries() -> N
         body = json.dumps({"model": "m", "max_tokens": 20, "messages": [*old, *messages(*logs(1))]}).encode()
         reply, _ = await summing.call(summing.incoming(body, directives=Directives(mode="summary")))
         assert reply.status == 200
-        assert reply.mode == "summary"
+        assert reply.request.mode == "summary"
 
 
 # --- concurrent calls -----------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: ChoiceBudget, tools: Se
     reader = Reader(lambda chat: ESTIMATOR.message_tokens(replace(bare, messages=chat), read_as="chat"))
     conversation = Conversation.of(
         view.messages, reader,
-        pinned=view.held, following=view.following, keep_last_turns=place.policy.keep_last_turns,
+        pinned=view.marks.held, following=view.marks.following, keep_last_turns=place.policy.keep_last_turns,
     )  # fmt: skip
     return make_room(original, view, conversation, place, TokenCounters(ESTIMATOR, reader))
 

@@ -9,6 +9,7 @@ import pytest
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.record import ORPHANED, CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage, UsageSource
+from tests.support.records import record
 
 CONTEXT = ContextRecord(100, 300, "calibrated", 150, 100, 0, "k", 90)
 RECORD = CallRecord(
@@ -65,3 +66,12 @@ def test_further_passes_do_not_count_as_request_tokens() -> None:
 def test_tools_count_unless_record_is_provisional() -> None:
     assert RECORD.counted_tools == ("find",)
     assert replace(RECORD, outcome=ORPHANED).counted_tools == replace(RECORD, charge=None).counted_tools == ()
+
+
+def test_what_code_reads_of_the_remarks_is_typed() -> None:
+    plain = record("c", 1.0)
+    assert (plain.retries, plain.has_fallen_back, plain.traceparent, plain.credential_hash) == (0, False, None, None)
+    notes = {"retries": "2, the last after 503", "fallback": "a/b: 500", "traceparent": "00-1", "credential": "3f2a"}
+    noted = replace(plain, notes=notes)
+    assert (noted.retries, noted.has_fallen_back, noted.traceparent, noted.credential_hash) == (2, True, "00-1", "3f2a")
+    assert replace(plain, notes={"retries": "several"}).retries == 1, "of another version"

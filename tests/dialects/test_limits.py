@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from gateway.core.counting.measure import Wire
+from gateway.core.ledger.output_limit import OutputAsked
 from gateway.dialects.limits import (
     default_limit,
     may_be_ignored,
     minimum_output,
+    output_asked,
     output_limit,
     responses_asked,
     service_tier,
@@ -344,3 +346,10 @@ def test_response_with_thinking_has_a_minimum_limit() -> None:
     assert minimum_output(fields(reasoning={"max_tokens": 2_000}, max_tokens=32_000), "chat") == 1_040
     assert minimum_output(fields(reasoning={"max_tokens": 500}, max_tokens=32_000), "chat") == 516
     assert minimum_output(fields(min_tokens=500, max_tokens=32_000), "chat") == 0, "it can be lowered"
+
+
+def test_what_is_asked_of_the_output_is_read_at_once() -> None:
+    assert output_asked(fields(prompt="x"), "completions") == OutputAsked(default=16)
+    assert output_asked(fields(max_tokens=0), "messages").is_none
+    assert output_asked(thinks(2_000, max_tokens=32_000), "messages") == OutputAsked(32_000, least=1_040)
+    assert output_asked(fields(max_tokens=50), None) == OutputAsked(50, least=50), "the gateway cannot lower it"

@@ -625,7 +625,7 @@ async def test_unmetered_calls_have_no_session(policy: Any) -> None:
     incoming = world.incoming(b"", "models", method="GET", endpoint=endpoint("GET", "models"), headers=[])
     reply, _ = await world.call(incoming)
     assert reply.status == 200
-    assert reply.session is None
+    assert reply.request.session is None
     assert world.record.session is None
     assert world.record.charge is None
 

@@ -218,7 +218,7 @@ async def test_without_the_store_an_open_gateway_derives_the_session_from_the_te
     world = World()
     world.settler.is_open = world.store.away = True
     reply = await answered(world, previous_response_id="resp_1")
-    assert reply.session == (await answered(world)).session is not None
+    assert reply.request.session == (await answered(world)).request.session is not None
 
 
 async def answered(world: World, **fields: Any) -> ClientResponse:

@@ -128,8 +128,8 @@ async def test_error_while_closing_does_not_keep_other_resources_open(tmp_path: 
 
     store = MemoryStore()
     worker = Worker(store, load().settings, load)
-    worker.events_api.aclose = worker.forwarder.close = fail  # type: ignore[method-assign]
-    worker._learner.report("k", Residual(5, 1_000))  # what is closed last
+    worker.api.events.aclose = worker.forwarder.close = fail  # type: ignore[method-assign]
+    worker.lasting.learner.report("k", Residual(5, 1_000))  # what is closed last
     with pytest.raises(OSError, match="stuck"):
         await worker.aclose()
     assert await store.learned("offsets\nk") is not None

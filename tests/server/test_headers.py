@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.call.types import ClientResponse
+from gateway.call.types import ClientResponse, RequestReport
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ContextRecord
@@ -37,7 +37,13 @@ def test_request_id_that_cannot_be_echoed(value: bytes) -> None:
 
 def test_complete_response_has_all_headers() -> None:
     reply = ClientResponse(
-        200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, is_final=True, overhead_s=0.00123
+        200,
+        [],
+        b"",
+        RequestReport(session=SessionKey("alice", "s"), overhead_s=0.00123),
+        totals=TOTALS,
+        charge=CHARGE,
+        is_final=True,
     )
     assert shown(reply) == {
         "x-gateway-request-id": "request-1",
@@ -57,7 +63,7 @@ def test_complete_response_has_all_headers() -> None:
 
 
 def test_totals_of_a_stream_are_not_final() -> None:
-    found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS))
+    found = shown(ClientResponse(200, [], b"", RequestReport(session=SessionKey("a", "s")), totals=TOTALS))
     assert found["x-session-usage-final"] == "false"
     assert "x-token-usage" not in found
 
@@ -72,13 +78,13 @@ def test_call_without_a_session_has_no_session_headers() -> None:
 
 def test_while_the_store_is_unavailable_no_totals_are_sent() -> None:
     for is_final in (True, False):
-        found = shown(ClientResponse(503, [], b"", session=SessionKey("a", "s"), is_final=is_final))
+        found = shown(ClientResponse(503, [], b"", RequestReport(session=SessionKey("a", "s")), is_final=is_final))
         assert [name for name in found if name.startswith("x-session-")] == ["x-session-id"]
 
 
 def test_cost_with_an_unknown_part_is_left_out() -> None:
     totals = TOTALS.add(Charge(USAGE, "estimated", None))
-    found = shown(ClientResponse(200, [], b"", session=SessionKey("a", "s"), totals=totals))
+    found = shown(ClientResponse(200, [], b"", RequestReport(session=SessionKey("a", "s")), totals=totals))
     assert "x-session-cumulative-cost-usd" not in found
     assert found["x-session-usage-source"] == "mixed"
 
@@ -91,15 +97,17 @@ def test_errors_say_whether_to_retry() -> None:
 
 def test_budget_and_remaining_budget_are_sent() -> None:
     context = ContextRecord(1_000, 1_500, "learned", 4_000, 300, 700, "k", 990, margin=50)
-    found = shown(ClientResponse(200, [], b"", context=context))
+    found = shown(ClientResponse(200, [], b"", RequestReport(context=context)))
     assert (found["x-context-budget-tokens"], found["x-context-remaining-tokens"]) == ("4000", "2950")
-    over = shown(ClientResponse(400, [], b"", context=replace(context, budget=1_020)))
+    over = shown(ClientResponse(400, [], b"", RequestReport(context=replace(context, budget=1_020))))
     assert (over["x-context-budget-tokens"], over["x-context-remaining-tokens"]) == ("1020", "0")
 
 
 def test_without_a_budget_no_budget_headers_are_sent() -> None:
     found = shown(
-        ClientResponse(200, [], b"", context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990))
+        ClientResponse(
+            200, [], b"", RequestReport(context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990))
+        )
     )
     assert found["x-context-tokens"] == "1000"
     assert not any("budget" in name or "remaining" in name for name in found)
@@ -125,7 +133,9 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
 def test_last_comment_of_a_stream_has_all_session_headers() -> None:
     lines = headers.totals_comment(TOTALS, CHARGE, None).decode().split("\n")
     values = dict(line.removeprefix(": ").split(": ", 1) for line in lines if line)
-    whole = shown(ClientResponse(200, [], b"", session=SessionKey("", "s"), totals=TOTALS, charge=CHARGE))
+    whole = shown(
+        ClientResponse(200, [], b"", RequestReport(session=SessionKey("", "s")), totals=TOTALS, charge=CHARGE)
+    )
     about = {name: value for name, value in whole.items() if "cumulative" in name or "usage" in name}
     assert values == {name: value for name, value in about.items() if name != "x-session-usage-final"}
     assert values["x-session-cumulative-total-tokens"] == "16326"

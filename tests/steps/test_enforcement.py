@@ -152,7 +152,8 @@ async def test_an_observing_step_changes_nothing() -> None:
 
 async def test_the_fallback_gets_the_restriction_that_it_supports() -> None:
     world = world_of(WORK)
-    world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+    routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+    world.gateway = replace(world.gateway, routes=routes)
 
     def answer(request: Outgoing) -> FakeReply:
         return FakeReply(503, pieces=[b"{}"]) if request.url.startswith("http://p/") else FakeReply()
@@ -196,7 +197,8 @@ async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remember
 async def test_the_fallback_gets_the_choice_that_the_first_provider_refused() -> None:
     world = world_of(WORK)
     world.providers["q"] = replace(world.providers["q"], allowed_tools=True)
-    world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+    routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+    world.gateway = replace(world.gateway, routes=routes)
 
     def answer(request: Outgoing) -> FakeReply:
         if request.url.startswith("http://q/"):
@@ -291,9 +293,10 @@ async def test_a_refusal_that_stays_without_force_is_passed_on_and_not_remembere
 
 async def test_notes_on_a_failed_provider_are_removed_for_the_fallback() -> None:
     world = world_of(REQUIRED)
-    world.gateway.routes = Routes(
+    routes = Routes(
         [ModelRule("m", "p", name="deepseek-v4-flash", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p"
     )
+    world.gateway = replace(world.gateway, routes=routes)
     world.upstream.answer = lambda request: FakeReply() if request.url.startswith("http://q/") else FakeReply(503)
     reply, _ = await world.call(world.incoming(body()))
     assert (reply.status, len(world.upstream.sent)) == (200, 2)

@@ -235,7 +235,6 @@ class World:
             lambda _: True,
             learner,
             context or ContextPolicy(),
-            deadline_s=60,
             clock=time.monotonic,
         )
         self.gateway = assemble(

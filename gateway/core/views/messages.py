@@ -38,6 +38,7 @@ from gateway.core.views.view import (
     Changes,
     ChatMessage,
     ElementCache,
+    MessageMarks,
     SentElement,
     View,
     hashed_elements,
@@ -95,22 +96,29 @@ class MessagesView(View):
         leaders = {*_leaders(reads, starts), *_calls_with_unread_results(reads)}
         with_results = {*_words_with_results(reads, leaders, starts)}
         bound = after_signed(reads)
+        marks = MessageMarks(
+            held=frozenset(
+                i for i, (piece, places) in enumerate(messages) if piece.is_held or not must_stay.isdisjoint(places)
+            ),
+            needed=frozenset(loaders([(piece.loads, piece.calls) for piece, _ in messages])),
+            undroppable=frozenset(
+                i for i, (_, places) in enumerate(messages) if leaders and not leaders.isdisjoint(places)
+            ),
+            following=frozenset(
+                i
+                for i, (piece, places) in enumerate(messages)
+                if with_results and not piece.is_result and places[0] in with_results
+            ),
+            bound=frozenset(i for i, (_, places) in enumerate(messages) if bound and places[-1] in bound),
+        )
         super().__init__(
             original,
             # The provider neither reads nor bills anything before a compaction. It stays in the request and is not
             # trimmed.
             hashed_messages([_IGNORED if places[-1] < compact else piece.message for piece, places in messages]),
             [places for _, places in messages],
-            held=[i for i, (piece, places) in enumerate(messages) if piece.is_held or not must_stay.isdisjoint(places)],
-            needed=loaders([(piece.loads, piece.calls) for piece, _ in messages]),
-            leading=[i for i, (_, places) in enumerate(messages) if not leaders.isdisjoint(places)] if leaders else (),
-            following=[
-                i for i, (piece, places) in enumerate(messages) if not piece.is_result and places[0] in with_results
-            ]
-            if with_results
-            else (),
-            bound=[i for i, (_, places) in enumerate(messages) if bound and places[-1] in bound],
-            book=book,
+            marks,
+            book,
         )
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:

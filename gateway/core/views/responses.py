@@ -25,6 +25,7 @@ from gateway.core.views.view import (
     Changes,
     ChatMessage,
     ElementCache,
+    MessageMarks,
     View,
     hashed_messages,
     is_empty_content,
@@ -93,15 +94,20 @@ class ResponsesView(View):
         self._items = items
         #: The last new form of each message, encoded and decoded, because several items may share one message.
         self._forms: dict[int, tuple[bytes, _Form]] = {}
+        marks = MessageMarks(
+            held=frozenset(index for index, group in enumerate(groups) if id(group) in kept_ids),
+            stale=frozenset(index for index, group in enumerate(groups) if id(group) in stale_ids),
+            needed=frozenset(
+                loaders(_tools(items, group.places) for group in groups) if any(one.loads for one in items) else ()
+            ),
+            following=frozenset(index for index, group in enumerate(groups) if group.follows),
+        )
         super().__init__(
             original,
             hashed_messages(_messages_of(groups, original, book)),
             [group.places for group in groups],
-            held=[index for index, group in enumerate(groups) if id(group) in kept_ids],
-            stale=[index for index, group in enumerate(groups) if id(group) in stale_ids],
-            needed=loaders(_tools(items, group.places) for group in groups) if any(one.loads for one in items) else (),
-            following=[index for index, group in enumerate(groups) if group.follows],
-            book=book,
+            marks,
+            book,
         )
 
     def _changed(self, element: int, forms: Changes) -> bytes | None:

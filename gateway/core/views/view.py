@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway.core.conversation.message import Hashed, decode, encode, key_of, with_changes
 from gateway.core.trimming.blocks import GAP
@@ -105,6 +105,30 @@ class _ChangedElement(NamedTuple):
     size: int
 
 
+class MessageMarks(NamedTuple):
+    """What the rules may do with the messages of a request. Each mark is a set of their indices.
+
+    Attributes:
+        held: messages that must be sent unchanged, whatever the rules decide.
+        stale: messages that the provider does not read any more, because a later compaction replaces them.
+        needed: messages that should stay as long as they fit, because later messages use their content.
+        following: messages that have the same origin as the message before them, and are kept or dropped with it.
+        undroppable: messages that cannot be dropped. Parts of them, or of the results of their calls, can be shortened
+            if they are not sealed.
+        bound: messages that must stay unchanged if the provider checks what precedes a thinking block.
+    """
+
+    held: frozenset[int] = frozenset()
+    stale: frozenset[int] = frozenset()
+    needed: frozenset[int] = frozenset()
+    following: frozenset[int] = frozenset()
+    undroppable: frozenset[int] = frozenset()
+    bound: frozenset[int] = frozenset()
+
+
+NO_MARKS: Final = MessageMarks()
+
+
 class View(ABC):
     """Show the elements of a request's array as chat messages.
 
@@ -116,13 +140,7 @@ class View(ABC):
         original: the elements in the body.
         chat: the chat messages; each result directly follows the message with its call.
         places: for each message, the indices of its elements in ascending order.
-        held: messages that must be sent unchanged, whatever the rules decide.
-        stale: messages that the provider does not read any more, because a later compaction replaces them.
-        needed: messages that should stay as long as they fit, because later messages use their content.
-        following: messages that have the same origin as the message before them, and are kept or dropped with it.
-        undroppable: messages that cannot be dropped. Parts of them, or of the results of their calls, can be shortened
-            if they are not sealed.
-        bound: messages that must stay unchanged if the provider checks what precedes a thinking block.
+        marks: what the rules may do with the messages.
         array: the field of the array.
         cache: caches what was parsed of elements.
     """
@@ -134,24 +152,13 @@ class View(ABC):
         original: Hashed,
         chat: Hashed,
         places: Sequence[Sequence[int]],
-        *,
-        held: Collection[int] = (),
-        stale: Collection[int] = (),
-        needed: Collection[int] = (),
-        following: Collection[int] = (),
-        leading: Collection[int] = (),
-        bound: Collection[int] = (),
+        marks: MessageMarks = NO_MARKS,
         book: ElementCache | None = None,
     ) -> None:
         self.original = original
         self.chat = chat
         self.places = tuple(map(tuple, places))
-        self.held = frozenset(held)
-        self.stale = frozenset(stale)
-        self.needed = frozenset(needed)
-        self.following = frozenset(following)
-        self.undroppable = frozenset(leading)
-        self.bound = frozenset(bound)
+        self.marks = marks
         self.cache = book
 
     @property

@@ -121,7 +121,7 @@ class _ModelCounters:
             self._count_charge(call.charge)
         if call.context is not None and call.context.saved_tokens:
             self._count_trimmed(call.context)
-        if "fallback" in call.notes:
+        if call.has_fallen_back:
             values[self._fallbacks] += 1
         if call.outcome != "refused" and not call.was_fetched:
             self._duration.observe(call.duration_s)
@@ -243,8 +243,8 @@ class Metrics(Observer):
             self._tools.add(tool)
         if call.context is not None:
             self._count_context(call, call.context)
-        if "retries" in call.notes:
-            self._add("gateway_retries_total", "provider", call.provider or _NONE, _retries(call.notes["retries"]))
+        if call.retries:
+            self._add("gateway_retries_total", "provider", call.provider or _NONE, call.retries)
 
     def refused(self, call: CallRecord) -> None:
         """Count a request that was refused before it became a call."""
@@ -345,9 +345,3 @@ def _process() -> dict[str, float]:
         values["process_resident_memory_bytes"] = float(pages * _PAGE_BYTES)
         values["process_open_fds"] = float(sum(1 for _ in Path("/proc/self/fd").iterdir()))
     return values
-
-
-def _retries(note: str) -> int:
-    """Return the number at the start of a note on retries, or 1 if there is none."""
-    number = note.partition(",")[0]
-    return int(number) if number.isdecimal() else 1

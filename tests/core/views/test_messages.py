@@ -76,8 +76,8 @@ def test_message_that_loaded_a_tool_is_needed_by_its_calls() -> None:
     search, found = used("s", "ToolSearch")
     found["content"][0]["content"] = [reference("get"), reference("put")]
     loaded = view(TASK, search, found, *used("a", "get"), *used("b", "other"))
-    assert loaded.needed == {2}, "the result alone"
-    assert view(TASK, search, found, *used("b", "other")).needed == set()
+    assert loaded.marks.needed == {2}, "the result alone"
+    assert view(TASK, search, found, *used("b", "other")).marks.needed == set()
 
 
 def test_tool_loaded_by_anthropic_search_is_needed_by_later_calls() -> None:
@@ -91,8 +91,8 @@ def test_tool_loaded_by_anthropic_search_is_needed_by_later_calls() -> None:
     ]
     call, found = used("a", "get")
     call["content"] = [*searched, *call["content"]]
-    assert view(TASK, call, found).needed == set(), "they stay or go together"
-    assert view(TASK, call, found, *used("b", "get")).needed == {1}
+    assert view(TASK, call, found).marks.needed == set(), "they stay or go together"
+    assert view(TASK, call, found, *used("b", "get")).marks.needed == {1}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_invalid_reference_loads_nothing(odd: Any) -> None:
     search, found = used("s", "ToolSearch")
     for content in ([odd], {"tool_references": [odd]}, {"tool_references": odd}):
         found["content"][0]["content"] = content
-        assert view(TASK, search, found, *used("a", "get")).needed == set()
+        assert view(TASK, search, found, *used("a", "get")).marks.needed == set()
 
 
 def test_thinking_seals_its_message() -> None:
@@ -163,7 +163,7 @@ def test_calls_and_results_with_words_between_are_one_unit() -> None:
         ([told(0, block), told(1)], [(1,), (2,), (3,)]),
     ):
         found = view(TASK, {"role": "assistant", "content": [use(0), use(1)]}, *between, SAID, TASK)
-        conversation = Conversation.of(found.messages, pinned=found.held)
+        conversation = Conversation.of(found.messages, pinned=found.marks.held)
         unit = next(unit for unit in conversation.units if found.places[unit.start] == (1,))
         assert [found.places[index] for index in unit.indices] == places
         left = restored(found, dict.fromkeys(unit.indices))
@@ -188,7 +188,7 @@ def called(number: int, by: str) -> Json:
 def assert_is_one_unit(*elements: Json) -> None:
     """Check that all elements between the first and the last, which are user messages, are one unit."""
     found = view(*elements)
-    conversation = Conversation.of(found.messages, pinned=found.held)
+    conversation = Conversation.of(found.messages, pinned=found.marks.held)
     unit = next(unit for unit in conversation.units if found.places[unit.start][0] == 1)
     assert not unit.pinned
     assert restored(found, dict.fromkeys(unit.indices)) == [elements[0], elements[-1]]
@@ -274,21 +274,21 @@ def test_neighbors_of_an_unparsable_message_with_calls_are_held() -> None:
     results[5] = results[5].replace(b'"type":"tool_result"', b'"type":"tool_result","x":"\\ud83d"')
     for raws in (calls, results):
         found = view_of("messages", raws)
-        assert {place for index in found.held for place in found.places[index]} >= {4, 5}
-        assert not found.held & found.indices({1, 2, 7})
-        gone = dict.fromkeys(set(range(len(found.messages))) - found.held - found.indices({0, 6, 7, 8}))
+        assert {place for index in found.marks.held for place in found.places[index]} >= {4, 5}
+        assert not found.marks.held & found.indices({1, 2, 7})
+        gone = dict.fromkeys(set(range(len(found.messages))) - found.marks.held - found.indices({0, 6, 7, 8}))
         assert new_faults("messages", raws, found.restored(gone)) == []
     words = [encode(one) for one in (TASK, SAID, TASK)]
     words[1] = words[1].replace(b'"content"', b'"x":"\\ud83d","content"')
-    assert view_of("messages", words).held == frozenset()
+    assert view_of("messages", words).marks.held == frozenset()
 
 
 def test_server_call_with_result_in_an_unparsable_message_is_held() -> None:
     odd = encode(serves("s")).replace(b'"content":[]', b'"content":[],"content":[]')
     found = view_of("messages", [encode(TASK), encode(asks("s")), odd, encode(TASK)])
-    assert found.held == {1}
+    assert found.marks.held == {1}
     found = view_of("messages", [encode(TASK), odd.replace(b"code_execution_tool_result", b"x"), encode(TASK)])
-    assert found.held == frozenset()
+    assert found.marks.held == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def told(number: int, *behind: Json) -> Json:
 def held(*elements: Json) -> set[int]:
     """Return the indices of elements that must stay."""
     found = view(*elements)
-    return {place for index in found.held | found.undroppable for place in found.places[index]}
+    return {place for index in found.marks.held | found.marks.undroppable for place in found.places[index]}
 
 
 SAID: Json = {"role": "assistant", "content": "Done."}
@@ -547,13 +547,13 @@ def test_system_messages_at_unknown_positions_are_not_moved() -> None:
 def test_instructions_inside_user_messages_are_held() -> None:
     note = {"type": "mid_conv_system", "content": [{"type": "text", "text": "Never delete."}]}
     found = view(TASK, using(0), told(0, note), SAID, TASK)
-    assert found.held == {3}, "the words, and not the results beside them"
+    assert found.marks.held == {3}, "the words, and not the results beside them"
 
 
 def test_last_compaction_stays_and_messages_before_it_count_nothing() -> None:
     compact = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
     found = view(TASK, compact, TASK, using(0), told(0), compact, TASK, using(1), told(1))
-    assert found.held == {5}
+    assert found.marks.held == {5}
     assert found.messages[:5] == (IGNORED,) * 5
     assert IGNORED not in found.messages[5:]
     assert found.elements[:5] == found.restored(dict.fromkeys(range(6, 9))).raws[:5], "they are sent as they came"
@@ -564,14 +564,18 @@ def test_messages_after_a_signed_compaction_are_bound_up_to_the_last_thinking() 
     block = {"type": "compaction", "content": "All was well.", "signature": "c2ln"}
     signed = {"role": "assistant", "content": [block]}
     kept = [signed, TASK, CALLS, ANSWERS, SAID, TASK]
-    assert view(*kept).bound == {1, 2}
-    assert view(*kept).held >= {0}
-    assert view(*kept, CALLS, ANSWERS).bound == set(range(1, 9)), "results and words of ANSWERS are three messages"
-    assert view(signed, TASK, SAID, TASK).bound == frozenset(), "without thinking nothing is bound"
+    assert view(*kept).marks.bound == {1, 2}
+    assert view(*kept).marks.held >= {0}
+    assert view(*kept, CALLS, ANSWERS).marks.bound == set(range(1, 9)), (
+        "results and words of ANSWERS are three messages"
+    )
+    assert view(signed, TASK, SAID, TASK).marks.bound == frozenset(), "without thinking nothing is bound"
     unsigned = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
     failed = {"role": "assistant", "content": [{**block, "content": None}]}
-    assert view(TASK, unsigned, *kept[1:]).bound == frozenset()
-    assert view(TASK, failed, *kept[1:]).bound == frozenset(), "the provider takes no notice of a failed compaction"
+    assert view(TASK, unsigned, *kept[1:]).marks.bound == frozenset()
+    assert view(TASK, failed, *kept[1:]).marks.bound == frozenset(), (
+        "the provider takes no notice of a failed compaction"
+    )
 
 
 @pytest.mark.parametrize("block", [{"signature": "c2ln"}, {"encrypted_content": "b3BhcXVl"}, {}])
@@ -582,7 +586,7 @@ def test_compaction_block_keeps_its_bytes_in_a_trim(block: Json) -> None:
     )
     raws = [compact, *(encode(one) for one in (TASK, using(0), told(0), SAID, TASK))]
     found = view_of("messages", raws)
-    conversation = Conversation.of(found.messages, pinned=found.held)
+    conversation = Conversation.of(found.messages, pinned=found.marks.held)
     gone = dict.fromkeys(index for unit in conversation.units if not unit.pinned for index in unit.indices)
     assert gone
     assert found.restored(gone).raws[0] == compact

@@ -79,10 +79,10 @@ SPACE: Json = {"type": "namespace", "name": "crm", "tools": [SEARCH]}
 )
 def test_message_that_loaded_a_tool_is_needed_by_its_calls(tool: Json, use: Json, *, is_needed: bool) -> None:
     of_client = view(TASK, *loaded("s", tool), NEXT, use, output("a"))
-    assert of_client.needed == ({2} if is_needed else set())
+    assert of_client.marks.needed == ({2} if is_needed else set())
     of_server = view(TASK, *loaded(None, tool), call("b"), output("b"), NEXT, use, output("a"))
-    assert of_server.needed == ({1} if is_needed else set())
-    assert view(TASK, use, output("a"), NEXT, *loaded("s", tool)).needed == set()
+    assert of_server.marks.needed == ({1} if is_needed else set())
+    assert view(TASK, use, output("a"), NEXT, *loaded("s", tool)).marks.needed == set()
 
 
 def test_reasoning_stays_with_the_items_it_led_to() -> None:
@@ -111,13 +111,13 @@ def test_calls_after_a_result_start_a_new_message() -> None:
 
 def test_results_at_the_end_of_the_input_are_held() -> None:
     found = view(TASK, call("a"), call("b"), output("a"), output("b"))
-    assert found.held == {2, 3}
-    assert view(TASK, call("a"), output("a"), NEXT).held == frozenset()
+    assert found.marks.held == {2, 3}
+    assert view(TASK, call("a"), output("a"), NEXT).marks.held == frozenset()
 
 
 def test_result_of_a_call_stored_by_the_provider_is_held() -> None:
     found = view(output("a"), NEXT, call("b"), output("b"), NEXT)
-    assert found.held == {0}
+    assert found.marks.held == {0}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_result_of_a_call_stored_by_the_provider_is_held() -> None:
 def test_unknown_items_are_unchanged_and_held(item: Json) -> None:
     found = view(TASK, item, NEXT)
     assert not outline_of(found.messages[1]).is_known
-    assert found.held == {1}
+    assert found.marks.held == {1}
 
 
 def test_items_that_cannot_be_written_again_are_unchanged() -> None:
@@ -192,7 +192,7 @@ def test_items_next_to_an_unparsable_item_are_held(odd: str) -> None:
     place = next(place for place in range(4, 8) if json.loads(raws[place]).get("type") == odd)
     raws[place] = raws[place].replace(b'"type":', b'"x":"\\ud83d","type":')
     found = view_of("responses", [*raws, encode(NEXT)])
-    units = Conversation.of(found.messages, pinned=found.held).units
+    units = Conversation.of(found.messages, pinned=found.marks.held).units
     gone = dict.fromkeys(index for unit in units if not unit.pinned for index in unit.indices)
     assert found.indices({1, 2, 3, 9, 10, 11}) <= gone.keys()
     sent = found.restored(gone).raws
@@ -279,7 +279,7 @@ def named(name: str) -> Json:
 def held(*elements: Json) -> set[int]:
     """Return the indices of elements that must stay."""
     found = view(*elements)
-    return {place for index in found.held for place in found.places[index]}
+    return {place for index in found.marks.held for place in found.places[index]}
 
 
 @pytest.mark.parametrize("reference", [named("rs_1"), {"id": "rs_1"}])
@@ -287,7 +287,7 @@ def test_referenced_reasoning_stays_with_the_items_it_led_to(reference: Json) ->
     said = {"type": "message", "role": "assistant", "id": "msg_1", "content": []}
     found = view(TASK, reference, call("a"), output("a"), reference, said, NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4, 5), (6,))
-    assert found.held == frozenset()
+    assert found.marks.held == frozenset()
     assert restored(found, {1: None, 2: None}) == [TASK, reference, said, NEXT]
 
 
@@ -308,11 +308,11 @@ def test_item_after_a_reference_stays_with_it() -> None:
 def test_last_compaction_stays_and_the_items_before_it_are_stale() -> None:
     first, last = ({"type": "compaction", "id": one, "encrypted_content": "x"} for one in ("cmp_1", "cmp_2"))
     found = view(TASK, call("a"), output("a"), first, NEXT, last, call("b"), output("b"), NEXT)
-    assert found.held == {5}
-    assert found.stale == {0, 1, 2, 3, 4}
+    assert found.marks.held == {5}
+    assert found.marks.stale == {0, 1, 2, 3, 4}
     assert all(outline_of(found.messages[index]).sealed for index in (3, 5))
-    assert view(TASK, call("a"), last, output("a"), NEXT).stale == {0}, "a call and its result are one"
-    assert view(TASK, NEXT).stale == frozenset()
+    assert view(TASK, call("a"), last, output("a"), NEXT).marks.stale == {0}, "a call and its result are one"
+    assert view(TASK, NEXT).marks.stale == frozenset()
 
 
 def test_json_output_is_not_changed() -> None:
@@ -326,7 +326,7 @@ def test_local_shell_output_may_have_only_an_id() -> None:
     for name in ("a", "lsh_1"):
         output = {"type": "local_shell_call_output", "id": name, "output": "{}"}
         found = view(TASK, called, output, NEXT)
-        assert found.held == frozenset()
+        assert found.marks.held == frozenset()
         assert outline_of(found.messages[1]).calls == ("a",)
         assert outline_of(found.messages[2]).result_of == "a"
         assert restored(found, {1: None, 2: None}) == [TASK, NEXT]
@@ -340,11 +340,11 @@ def test_calls_of_one_reasoning_stay_together_with_results_between() -> None:
     loop = [thought("1"), call("a"), output("a"), call("b"), output("b")]
     found = view(TASK, *loop, thought("2"), call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6, 7), (8,), (9,))
-    assert found.following == {3}, "it stays or goes with the one before"
+    assert found.marks.following == {3}, "it stays or goes with the one before"
     assert [outline_of(raw).sealed for raw in found.messages[1:5]] == [True, False, True, False]
     assert restored(found, {2: {"role": "tool", "tool_call_id": "a", "content": "[...]"}})[3] == output("a", "[...]")
     longer = view(TASK, *loop, call("c"), output("c"))
-    assert longer.following == {3, 5}
+    assert longer.marks.following == {3, 5}
     assert longer.messages[:5] == found.messages[:5], "what there was of it is as it was"
     said = {"role": "assistant", "content": "Done."}
     assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4, 5), (6,), (7,)), "another answer"
@@ -360,7 +360,7 @@ def test_model_items_next_to_calls_stay_with_their_reasoning(kind: str) -> None:
     # each result directly after its call
     found = view(TASK, thought("1"), call("a"), output("a"), deed, *behind)
     assert found.places == ((0,), (1, 2), (3,), (4,), (5, 6), (7,), (8,))
-    assert found.following == {3}
+    assert found.marks.following == {3}
     # without reasoning
     found = view(TASK, call("a"), output("a"), deed, call("c"), output("c"), NEXT)
     assert found.places == ((0,), (1,), (2,), (3, 4), (5,), (6,))
@@ -403,7 +403,7 @@ def test_program_is_kept_or_dropped_with_its_calls_and_output() -> None:
     said = {"role": "assistant", "content": "Two."}
     found = view(TASK, *ran, said, NEXT)
     assert found.places == ((0,), (1, 2, 3, 5, 7), (4,), (6,), (8,), (9,))
-    assert found.held == frozenset()
+    assert found.marks.held == frozenset()
     assert restored(found, dict.fromkeys((1, 2, 3))) == [TASK, said, NEXT]
     without = [encode(item) for item in (TASK, *ran[2:], said, NEXT)]
     assert new_faults("responses", [encode(item) for item in (TASK, *ran, said, NEXT)], without)
@@ -422,15 +422,15 @@ def test_calls_of_a_stored_program_are_held() -> None:
     assert held(TASK, coded(call("a")), output("a"), NEXT) == {1}
     assert held(TASK, RAN, NEXT) == {1}
     unknown = view(TASK, coded(output("a")), NEXT)
-    assert unknown.held == {1}
+    assert unknown.marks.held == {1}
     assert outline_of(unknown.messages[1]).sealed
 
 
 def test_run_of_one_reasoning_before_a_compaction_is_stale() -> None:
     compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
     loop = [thought("1"), call("a"), output("a"), call("b")]
-    assert view(TASK, *loop, output("b"), compaction, NEXT).stale == {0, 1, 2, 3, 4}
-    assert view(TASK, *loop, compaction, output("b"), NEXT).stale == {0}, "a part of it stands behind that"
+    assert view(TASK, *loop, output("b"), compaction, NEXT).marks.stale == {0, 1, 2, 3, 4}
+    assert view(TASK, *loop, compaction, output("b"), NEXT).marks.stale == {0}, "a part of it stands behind that"
 
 
 def test_cached_call_of_another_request_does_not_change_binding() -> None:

@@ -269,10 +269,10 @@ def elements_of(wire: Wire, render: Render, made: Sequence[Step], seed: int) -> 
 def fitted(view: View, share: float, policy: TrimPolicy) -> TrimmedConversation | None:
     conversation = Conversation.of(
         view.messages,
-        pinned=view.held,
-        leading=view.undroppable,
-        following=view.following,
-        priorities=dict.fromkeys(view.stale, 0.0),
+        pinned=view.marks.held,
+        leading=view.marks.undroppable,
+        following=view.marks.following,
+        priorities=dict.fromkeys(view.marks.stale, 0.0),
     )
     try:
         return trim_conversation(conversation, int(sum(WEIGH(view.messages)) * share), Reader(WEIGH), policy=policy)
@@ -299,13 +299,13 @@ def test_cached_elements_give_the_same_view(wire: Wire, render: Render, made: li
     view_of(wire, elements[: len(elements) - more], book)
     book.read = 0
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
-    assert (again.messages, again.places, again.held, again.undroppable) == (
+    assert (again.messages, again.places, again.marks.held, again.marks.undroppable) == (
         fresh.messages,
         fresh.places,
-        fresh.held,
-        fresh.undroppable,
+        fresh.marks.held,
+        fresh.marks.undroppable,
     )
-    assert again.stale == fresh.stale
+    assert again.marks.stale == fresh.marks.stale
     assert again.chat.keys == keys_of(fresh.messages)
     assert again.chat.marked == Hashed(fresh.messages).marked
     assert book.read <= 2 * more, "elements, and messages that are made of several"
@@ -391,7 +391,7 @@ def test_sent_items_keep_phases_cache_marks_and_compactions(
 def test_summary_has_a_phase_if_other_items_have(made: list[Step], seed: int) -> None:
     elements = elements_of("responses", as_responses, made, seed)
     found = view_of("responses", elements)
-    units = Conversation.of(found.messages, pinned=found.held, following=found.following).units
+    units = Conversation.of(found.messages, pinned=found.marks.held, following=found.marks.following).units
     gone = next((unit for unit in units if unit.stop - unit.start > 1 and not (unit.pinned or unit.bound)), None)
     if gone is None:
         return
@@ -424,7 +424,9 @@ def marks(item: Json) -> list[Any]:
 def test_dropped_unit_is_dropped_completely(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.undroppable, following=view.following)
+    conversation = Conversation.of(
+        view.messages, pinned=view.marks.held, leading=view.marks.undroppable, following=view.marks.following
+    )
     for unit in conversation.units:
         if unit.start != conversation.task and not (unit.pinned or unit.bound):
             sent = view.restored(dict.fromkeys(unit.indices)).raws
@@ -440,7 +442,9 @@ def test_summary_is_at_the_position_of_what_it_replaces(
 ) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    conversation = Conversation.of(view.messages, pinned=view.held, leading=view.undroppable, following=view.following)
+    conversation = Conversation.of(
+        view.messages, pinned=view.marks.held, leading=view.marks.undroppable, following=view.marks.following
+    )
     units = [unit for unit in conversation.units if unit.stop - unit.start > 1 and not (unit.pinned or unit.bound)]
     if not units:
         return
@@ -653,7 +657,7 @@ def reminded(calls: int) -> list[bytes]:
 def test_reminders_next_to_results_do_not_cause_dropped_calls(policy: TrimPolicy, share: float, applied: str) -> None:
     elements = reminded(9)
     view = view_of("messages", elements)
-    assert view.following, "words that go with results"
+    assert view.marks.following, "words that go with results"
     done = fitted(view, share, policy)
     assert done is not None
     assert done.applied == (applied,)
