@@ -25,8 +25,8 @@ from gateway.core.errors import ConfigError
 from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.core.http.signing import signing_key
 from gateway.core.ports import Store, Upstream
-from gateway.core.routing import ModelFacts, Route, is_pattern
-from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
+from gateway.core.routing import ModelFacts, Route
+from gateway.counters.registry import NAMES, Counters, is_dotted_path
 from gateway.dialects.fields import parse_piece
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
@@ -113,21 +113,6 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
         raise ConfigError(
             [f"there is no such tokenizer{meant}; known: {known}. Without this key, the model family's is used"]
         )
-
-
-def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
-    """Load the token tables of the configured models and the fallback table, before there are calls.
-
-    Loading blocks the interpreter for longer than calls should wait. Other tables are loaded when they are first
-    needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it.
-    """
-    named = [
-        row.tokenizer or families.find(row.name or row.match, row.providers[0], "chat").tokenizer
-        for row in settings.models
-        if row.tokenizer or row.name or not is_pattern(row.match)
-    ]
-    for tokenizer in dict.fromkeys((FALLBACK, *named)):
-        counters.counter(tokenizer)
 
 
 def memory_of(settings: config.Settings) -> ContextCaches:

@@ -14,7 +14,6 @@ from gateway import config
 from gateway.app.resources import (
     add_counters,
     estimator_of,
-    load_counters,
     memory_of,
     open_families,
     open_store,
@@ -96,16 +95,6 @@ def test_an_unknown_tokenizer_is_refused_with_the_known_names() -> None:
         f"models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?); {known}",
         f"models[1].tokenizer: there is no such tokenizer; {known}",
     ]
-
-
-@pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
-def test_the_tokenizer_of_a_route_is_loaded_at_start(named: str | None, *, loaded: bool) -> None:
-    counters = Counters()
-    load_counters(
-        counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]), config.families()
-    )
-    assert counters.is_loaded("o200k_base")
-    assert counters.is_loaded("cl100k_base") is loaded
 
 
 def test_problems_of_all_kinds_are_reported_together() -> None:

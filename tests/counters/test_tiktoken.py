@@ -140,17 +140,21 @@ def test_a_table_is_loaded_once_though_many_ask_at_once(tmp_path: Path) -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_a_started_gateway_has_loaded_what_nearly_all_models_need_and_what_routes_name(
+def test_token_tables_are_loaded_by_the_first_call_that_needs_them(
     gateway_server: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def loaded() -> list[str]:
+        return [encoding for at, encoding in tiktoken_counters.LOADED if at == folder]
+
     (tmp_path / "ranks").mkdir()
     folder = linked(tmp_path / "ranks")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    gateway_server("http://127.0.0.1:9")
-    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base"]
-    models = [{"match": "gpt-4", "provider": "upstream"}, {"match": "gpt-4o*", "provider": "upstream"}]
-    gateway_server("http://127.0.0.1:9", models=models)
-    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base", "cl100k_base"]
+    gateway = gateway_server("http://127.0.0.1:9", models=[{"match": "gpt-4", "provider": "upstream"}])
+    assert loaded() == []
+    for model, encodings in (("gpt-4o", ["o200k_base"]), ("gpt-4", ["o200k_base", "cl100k_base"])):
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi."}]}
+        gateway.web.post("/v1/chat/completions", body)
+        assert loaded() == encodings
 
 
 def test_names_of_special_tokens_are_text(counters: Counters) -> None:
