@@ -4,7 +4,7 @@ PYTHON ?= python
 # what scripts in bench/ need that `.[dev]` does not install
 NOT_INSTALLED = ^(from|import) (agents|instructor|langchain|pydantic_ai)
 
-.PHONY: help check lint types test schema reference models docs lock lock-check image
+.PHONY: help check lint types test schema reference models prices docs lock lock-check image
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ reference:  ## write docs/reference/ anew after a change of keys, headers, error
 
 models:  ## what is known of each model, and which models no table names yet; NAMES="haiku gpt" for some
 	$(PYTHON) .ci/models.py $(NAMES)
+
+prices:  ## write config/prices.json.gz and config/ranks/ anew from the installed litellm
+	$(PYTHON) .ci/prices.py
 
 docs:  ## build the site of docs/ into site/, every link and anchor checked; needs `pip install -e '.[docs]'`
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build

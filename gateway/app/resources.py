@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
+from gateway.config.price_table import load_price_table
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
@@ -73,9 +74,11 @@ def open_families(counters: Counters, settings: config.Settings) -> TokenizerFam
 
 def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> model_catalog.Catalog:
     """Open the model tables on disk."""
+    prices = load_price_table()
     tables = model_catalog.Catalog(
         config.model_facts(),
-        model_catalog.load_litellm_table(),
+        prices,
+        prices.name,
         tokenizers=lambda route: families.find(route.model, route.provider, "chat").tokenizer,
     )
     tables.configure(table_names(settings), uplifts(settings))

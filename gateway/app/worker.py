@@ -239,6 +239,7 @@ class Worker:
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
             store_errors=self._settler.failures,
+            prices=self._catalog.table_name,
         )
 
     async def _settle_orphaned(self, record: CallRecord) -> None:
