@@ -22,7 +22,7 @@ from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import TokenizerFamilies
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.core.http.signing import signing_key
 from gateway.core.ports import Store, Upstream
@@ -51,7 +51,15 @@ def open_store(settings: config.Settings) -> Store:
     """
     path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
     if settings.store.is_redis:
-        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
+        try:
+            from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
+        except ModuleNotFoundError as error:
+            if error.name != "redis":
+                raise
+            raise StoreUnavailable(
+                "A Redis store needs the package redis, which is not installed. Install it with: pip install "
+                "'redis[hiredis]'"
+            ) from None
 
         return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
     if path is None:

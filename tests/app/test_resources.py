@@ -21,7 +21,7 @@ from gateway.app.resources import (
     tls_contexts,
 )
 from gateway.core.counting.request import read_request
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.counters.registry import Counters
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
@@ -120,6 +120,14 @@ def test_problems_of_all_kinds_are_reported_together() -> None:
 
 def test_there_are_no_problems_without_a_configuration() -> None:
     assert problems_of(settings()) == []
+
+
+async def test_redis_without_its_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or "stores.redis" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StoreUnavailable, match="pip install 'redis"):
+        open_store(settings(store__url="redis://127.0.0.1:1/0"))
 
 
 OWN = """
