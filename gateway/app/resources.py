@@ -54,7 +54,7 @@ def open_store(settings: config.Settings) -> Store:
         try:
             from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
         except ModuleNotFoundError as error:
-            if error.name != "redis":
+            if (error.name or "").partition(".")[0] != "redis":
                 raise
             raise StoreUnavailable(
                 "A Redis store needs the package redis, which is not installed. Install it with: pip install "

@@ -1,4 +1,4 @@
-"""`gateway models update`: what it accepts, what it refuses, and what it leaves behind."""
+"""`gateway models update`: what it accepts, refuses and writes."""
 
 from __future__ import annotations
 
