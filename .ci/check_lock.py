@@ -19,15 +19,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-#: Packages that the small install lacks: for `adapter: litellm`, a Redis, request bodies in zstd, and a faster event loop
-#: of 14 MB. docs/start.md lists them.
+#: Packages that the small install lacks: for `adapter: litellm`, a Redis, request bodies in zstd, and a faster event
+#: loop of 14 MB. docs/guides/deploy.md lists them.
 _NOT_SMALL = frozenset({"litellm", "redis", "uvloop", "zstandard"})
 _ROOT = Path(__file__).resolve().parent.parent
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==(\S+)")
 
 
 def problems(name: str, wanted: Sequence[str], unwanted: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the problems of one lock file. `wanted`: the requirements in pyproject.toml; `unwanted`: no pin of these."""
+    """Yield the problems of one lock file. `wanted`: the requirements in pyproject.toml; `unwanted`: never pinned."""
     text = (_ROOT / name).read_text("utf-8")
     pins: dict[str, Version] = {}
     for block in re.split(r"\n(?=\S)", text):
@@ -39,9 +39,7 @@ def problems(name: str, wanted: Sequence[str], unwanted: frozenset[str] = frozen
             yield f"{name}: {match[1]} has no hash"
     if not pins:
         yield f"{name}: pins nothing"
-    yield from (
-        f"{name}: {package} is pinned, and the small install must not have it" for package in unwanted & {*pins}
-    )
+    yield from (f"{name}: {package} is pinned, but does not belong there" for package in sorted(unwanted & {*pins}))
     if re.search(r"://|--(?:extra-)?index-url|--find-links", text):
         yield f"{name}: names an address; pip's own configuration says where packages come from"
     for line in wanted:

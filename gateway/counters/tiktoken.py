@@ -146,10 +146,7 @@ def _build(folder: Path, encoding: str) -> TiktokenCounter | None:
     try:
         import tiktoken  # noqa: PLC0415  # takes 40 ms, so only if it is needed
 
-        content = _read(folder, table)
-        if hashlib.sha256(content).hexdigest() != table.sha256:
-            return None
-        ranks = _ranks(content)
+        ranks = _ranks(_checked(_read(folder, table), table))
         # Special tokens in a text count as ordinary text.
         built = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
     except (ImportError, OSError, EOFError, zlib.error, ValueError):
@@ -165,6 +162,17 @@ def _read(folder: Path, table: EncodingTable) -> bytes:
     return gzip.decompress(packed.read_bytes()) if packed.is_file() else (folder / table.file).read_bytes()
 
 
+def _checked(content: bytes, table: EncodingTable) -> bytes:
+    """Return the content of a rank file.
+
+    Raises:
+        ValueError: it is not the content of this file.
+    """
+    if hashlib.sha256(content).hexdigest() != table.sha256:
+        raise ValueError(f"{table.file} is damaged")
+    return content
+
+
 def missing(folders: Sequence[Path]) -> dict[str, str]:
     """Return the encodings without an undamaged rank file in these folders, with the file names. Builds no encoding."""
     return {name: table.file for name, table in TABLES.items() if not any(_has(folder, table) for folder in folders)}
@@ -174,9 +182,10 @@ def _has(folder: Path, table: EncodingTable) -> bool:
     if (folder / f"{table.file}.gz").is_file():  # part of the package; it is checked when it is loaded
         return True
     try:
-        return hashlib.sha256(_read(folder, table)).hexdigest() == table.sha256
-    except OSError:
+        _checked(_read(folder, table), table)
+    except (OSError, ValueError):
         return False
+    return True
 
 
 def _ranks(content: bytes) -> dict[bytes, int]:
