@@ -36,7 +36,6 @@ from gateway.telemetry import callbacks, otel
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.webhooks import SENDERS, WebhookSender, WebhookTarget
 from gateway.upstream import http
-from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
 
 #: how the certificate of each provider is verified, by its name
@@ -275,8 +274,10 @@ def translation_problems(settings: config.Settings) -> list[str]:
     names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
     if not names:
         return []
+    from gateway.upstream.litellm import library  # noqa: PLC0415  # few gateways need it
+
     try:
-        known = translating.library.load().providers
+        known = library.load().providers
     except ImportError as error:
         return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
     return [
@@ -300,8 +301,10 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
 
 def _translated(name: str, row: config.Provider, families: TokenizerFamilies) -> Upstream:
     """Return the connections to a provider with a wire format of its own, through litellm."""
-    return translating.LitellmUpstream(
-        translating.LitellmSettings(
+    from gateway.upstream.litellm import LitellmSettings, LitellmUpstream  # noqa: PLC0415  # few gateways need it
+
+    return LitellmUpstream(
+        LitellmSettings(
             name,
             provider=row.litellm or name,
             base_url=row.base_url,

@@ -122,6 +122,27 @@ def test_there_are_no_problems_without_a_configuration() -> None:
     assert problems_of(settings()) == []
 
 
+def test_start_loads_no_package_that_a_plain_call_does_not_need() -> None:
+    names = (
+        "gateway.upstream.litellm",
+        "httpx",
+        "litellm",
+        "opentelemetry",
+        "redis",
+        "requests",
+        "rich",
+        "tiktoken",
+        "websockets",
+        "zstandard",
+    )
+    code = (
+        "import sys, gateway.cli.serve, gateway.app.worker, gateway.server.serving; "
+        f"print({{*{names}}} & {{*sys.modules}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
 async def test_redis_without_its_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or "stores.redis" in name]:
         monkeypatch.delitem(sys.modules, name)
