@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.config import families, model_facts
-from gateway.config.model_catalog import Catalog, load_litellm_table
+from gateway.config.model_catalog import Catalog
+from gateway.config.price_table import load_price_table
 from gateway.core.counting.families import TokenizerFamilies, TokenizerFamily
 from gateway.core.routing import ModelFacts, Route
 
@@ -107,7 +108,7 @@ def unlisted(models: Iterable[Known]) -> list[Known]:
 def main(wanted: Sequence[str]) -> None:
     """Print the tables."""
     chosen = families()
-    models = list(known_models(load_litellm_table(), chosen))
+    models = list(known_models(load_price_table(), chosen))
     order = {family.name: place for place, family in enumerate(chosen)}
     head = ("family", "model", "window", "output", "$ in", "$ out", "binding", "forced_choice")
     shown = [one for one in models if not wanted or any(part in one.model for part in wanted)]

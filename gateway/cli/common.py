@@ -40,11 +40,19 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands whose help describes the values of options in words."""
+    """A group of commands whose help describes the values of options in words.
+
+    The name of a command may be two words, such as `models update` besides `models PATTERN`.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return its parameters."""
         return _in_plain_words(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Return the command that the first words name, and the other words."""
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
 
 
 def _in_plain_words(parameters: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,8 @@ file, because a secret can be in the wrong place.
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import re
@@ -82,7 +84,7 @@ def load(
     env = os.environ if environment is None else environment
     path = _find(file, env) if search or file else None
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
-    built_in = _read_yaml(data_folder() / "providers.yaml")
+    built_in = _shipped("providers.yaml")
     given = dict(flags or {})
     only = given.pop(ONLY_PROVIDER, None)
     providers = _provider_names(raw, built_in, only)
@@ -184,7 +186,7 @@ def is_loopback(host: str) -> bool:
 
 def built_in_providers() -> frozenset[str]:
     """Return the names of the built-in providers."""
-    return frozenset(_read_yaml(data_folder() / "providers.yaml"))
+    return frozenset(_shipped("providers.yaml"))
 
 
 def unused_providers(settings: Settings) -> frozenset[str]:
@@ -207,7 +209,7 @@ def named_providers(settings: Settings) -> frozenset[str]:
 
     The configuration names the default provider and the providers of its routes and models.
     """
-    shipped = _read_yaml(data_folder() / "providers.yaml")
+    shipped = _shipped("providers.yaml")
     named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
     named.update(name for row in settings.models for name in row.providers)
     return frozenset(
@@ -233,11 +235,10 @@ def families(own: str = "", vocabularies: Collection[str] = ()) -> TokenizerFami
     Raises:
         ConfigError: the content of a file is invalid.
     """
-    shipped = _read_yaml(data_folder() / "families.yaml")
     if not own:
-        return families_from(shipped, vocabularies=vocabularies)
+        return _shipped_families(frozenset(vocabularies))
     try:
-        return families_from(shipped, _read_yaml(expand_home(own)), vocabularies)
+        return families_from(_shipped("families.yaml"), _read_yaml(expand_home(own)), vocabularies)
     except ConfigError as error:
         raise ConfigError([f"context.families: {problem}" for problem in error.problems]) from None
     except ValueError as error:
@@ -262,7 +263,15 @@ def model_facts(file: Path | None = None) -> dict[str, Facts]:
     Raises:
         ConfigError: the content of the file is invalid.
     """
-    path = file or data_folder() / "models.yaml"
+    return _read_facts(file) if file is not None else dict(_shipped_facts())
+
+
+@functools.cache
+def _shipped_facts() -> dict[str, Facts]:
+    return _read_facts(data_folder() / "models.yaml")
+
+
+def _read_facts(path: Path) -> dict[str, Facts]:
     problems: list[str] = []
     facts: dict[str, Facts] = {}
     for name, row in _read_yaml(path).items():
@@ -273,6 +282,22 @@ def model_facts(file: Path | None = None) -> dict[str, Facts]:
     if problems:
         raise ConfigError(problems)
     return facts
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """Return a new copy of a table in the package."""
+    return copy.deepcopy(_parsed(name))
+
+
+@functools.cache
+def _parsed(name: str) -> dict[str, Any]:
+    """Parse a table in the package once, because a start needs some of them several times."""
+    return _read_yaml(data_folder() / name)
+
+
+@functools.cache
+def _shipped_families(vocabularies: frozenset[str]) -> TokenizerFamilies:
+    return families_from(_shipped("families.yaml"), vocabularies=vocabularies)
 
 
 def _find(file: Path | None, env: Mapping[str, str]) -> Path | None:

@@ -1,19 +1,16 @@
 """Look up limits and prices of models in files on disk, never on the network.
 
 Each fact comes from the first of these sources that has it: the route in gateway.yaml, config/models.yaml, the table
-inside litellm's wheel, and for the tokenizer config/families.yaml. The wheel is found without importing litellm, which
-would take seconds and use the network.
+of `price_table`, and for the tokenizer config/families.yaml.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +20,6 @@ from gateway.core.pricing import Price, Rates, decimal, price_from_table, price_
 from gateway.core.providers import PRICE_TABLE_ALIASES, PROVIDERS
 from gateway.core.routing import ModelFacts, Route, is_pattern
 
-LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
 _CACHE_SIZE: Final = 4096
 #: prices are decimal fractions and must not be converted to floating point
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
@@ -51,7 +47,11 @@ def is_wanted(name: str, wanted: str) -> bool:
 
 
 class Catalog:
-    """Look up models. An entry is decoded when it is first needed."""
+    """Look up models. An entry is decoded when it is first needed.
+
+    Attributes:
+        table_name: names the table in the sources of facts.
+    """
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Catalog:
         self._uplifts: Mapping[str, str] = {}
         self._tokenizers = tokenizers
         self._table = table
-        self._table_name = table_name
+        self.table_name = table_name
         self._known: dict[Route, ModelFacts] = {}
 
     def configure(self, names: Mapping[str, str], uplifts: Mapping[str, str]) -> None:
@@ -133,7 +133,7 @@ class Catalog:
         own = self._own.get(_vendor_name(route.model))
         # Another host may not support the betas of the vendor.
         layers += [("models.yaml", replace(facts_of(own), betas=None))] if own is not None else []
-        layers += [(self._table_name, facts) for facts in self._from_table(route)]
+        layers += [(self.table_name, facts) for facts in self._from_table(route)]
         if self._tokenizers is not None:
             layers.append(("families.yaml", ModelFacts(tokenizer=self._tokenizers(route))))
         return _merge(layers)
@@ -159,18 +159,6 @@ class Catalog:
         alias = entry.get("alias_of") if entry is not None else None
         target = self._table.get(alias) if isinstance(alias, str) else None
         return _decode_entry(target) if target is not None else entry
-
-
-def load_litellm_table() -> dict[str, msgspec.Raw]:
-    """Return the raw entries of litellm's table; empty if litellm is not installed."""
-    spec = importlib.util.find_spec("litellm")
-    if spec is None or spec.origin is None:
-        return {}
-    try:
-        content = (Path(spec.origin).parent / LITELLM_FILE).read_bytes()
-        return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def facts_of(row: Facts) -> ModelFacts:

@@ -39,7 +39,7 @@ class Counters:
     """The token counters of this process.
 
     Args:
-        folder: the folder with the rank files. None: TIKTOKEN_CACHE_DIR, and for missing files the wheel of litellm.
+        folder: the folder with the rank files. None: TIKTOKEN_CACHE_DIR, and for missing files the package.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -80,9 +80,9 @@ class Counters:
     def notes(self) -> list[str]:
         """Return a note for each tokenizer that cannot count exactly because its rank file is missing."""
         return [
-            f"the rank file {file} is missing or damaged in litellm's package and in "
+            f"the rank file {file} is missing or damaged in the gateway's package and in "
             f"{tiktoken.FOLDER_VARIABLE}: tokens "
-            f"of {name} are estimated from characters; reinstall litellm, or put the file there"
+            f"of {name} are estimated from characters; reinstall the gateway, or put the file there"
             for name, file in tiktoken.missing(self._folders).items()
         ]
 

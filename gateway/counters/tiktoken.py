@@ -1,18 +1,19 @@
-"""Count tokens exactly and offline, with tiktoken and the files in litellm's package.
+"""Count tokens exactly and offline, with tiktoken and the rank files in the package.
 
-This module finds, checks and reads the rank files itself, without importing litellm and without the network. tiktoken
+This module finds, checks and reads the rank files itself, without the network. tiktoken
 would delete a damaged file and download a new one, take twice as long, and keep 27 MB of ranks that are only needed to
 build the encoding.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-import importlib.util
 import os
+import zlib
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
-from io import BufferedReader
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -123,23 +124,31 @@ def _build(folder: Path, encoding: str) -> TiktokenCounter | None:
     try:
         import tiktoken  # noqa: PLC0415  # takes 40 ms, so only if it is needed
 
-        with (folder / table.file).open("rb") as file:
-            if not _is_whole(file, table):
-                return None
-            ranks = _ranks(file)
+        ranks = _ranks(_checked(_read(folder, table), table))
         # Special tokens in a text count as ordinary text.
         built = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
-    except (ImportError, OSError, ValueError):
+    except (ImportError, OSError, EOFError, zlib.error, ValueError):
         return None
     # The encoding keeps a reference to this dictionary but works with its own copy.
     ranks.clear()
     return TiktokenCounter(encoding, built.encode_ordinary)
 
 
-def _is_whole(file: BufferedReader, table: EncodingTable) -> bool:
-    is_whole = hashlib.file_digest(file, "sha256").hexdigest() == table.sha256
-    file.seek(0)
-    return is_whole
+def _read(folder: Path, table: EncodingTable) -> bytes:
+    """Return the content of a rank file, which is compressed in the package."""
+    packed = folder / f"{table.file}.gz"
+    return gzip.decompress(packed.read_bytes()) if packed.is_file() else (folder / table.file).read_bytes()
+
+
+def _checked(content: bytes, table: EncodingTable) -> bytes:
+    """Return the content of a rank file.
+
+    Raises:
+        ValueError: it is not the content of this file.
+    """
+    if hashlib.sha256(content).hexdigest() != table.sha256:
+        raise ValueError(f"{table.file} is damaged")
+    return content
 
 
 def missing(folders: Sequence[Path]) -> dict[str, str]:
@@ -148,16 +157,19 @@ def missing(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _has(folder: Path, table: EncodingTable) -> bool:
+    if (folder / f"{table.file}.gz").is_file():  # part of the package; it is checked when it is loaded
+        return True
     try:
-        with (folder / table.file).open("rb") as file:
-            return _is_whole(file, table)
-    except OSError:
+        _checked(_read(folder, table), table)
+    except (OSError, ValueError):
         return False
+    return True
 
 
-def _ranks(file: BufferedReader) -> dict[bytes, int]:
-    """Read lines of a base64 token and its rank. The file is read in pieces, so that other threads can run."""
+def _ranks(content: bytes) -> dict[bytes, int]:
+    """Read lines of a base64 token and its rank. They are read in pieces, so that other threads can run."""
     ranks: dict[bytes, int] = {}
+    file = BytesIO(content)
     while lines := file.readlines(_READ_BYTES):
         words = b"".join(lines).split()
         ranks.update(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
@@ -165,16 +177,19 @@ def _ranks(file: BufferedReader) -> dict[bytes, int]:
 
 
 def rank_folders() -> tuple[Path, ...]:
-    """Return the folders that are searched for rank files, in order: TIKTOKEN_CACHE_DIR, then litellm's package.
+    """Return the folders that are searched for rank files, in order: TIKTOKEN_CACHE_DIR, then that of the package.
 
     The user's folder can lack files, because tiktoken downloads them when they are first needed.
     """
     named = os.environ.get(FOLDER_VARIABLE)
-    folders = (Path(named),) if named else ()
-    spec = importlib.util.find_spec("litellm")
-    if spec is None or spec.origin is None:
-        return folders
-    return (*folders, Path(spec.origin).parent / "litellm_core_utils" / "tokenizers")
+    return (*((Path(named),) if named else ()), _package_folder())
+
+
+def _package_folder() -> Path:
+    """Return the folder of rank files in the package: in config/ of a checkout, in gateway/data/ once installed."""
+    package = Path(__file__).parent.parent
+    installed = package / "data"
+    return (installed if installed.is_dir() else package.parent / "config") / "ranks"
 
 
 _LOADING: Final = Lock()

@@ -197,5 +197,10 @@ async def _decompress(body: bytes, encoding: str, limit: int) -> bytes:
         return await asyncio.to_thread(unpack_zstd if encoding == _ZSTD else unpack, body, limit)
     except TooLarge:
         raise _too_large(limit) from None
+    except ModuleNotFoundError:
+        raise InvalidRequest(
+            "This gateway cannot read zstd, because the package zstandard is not installed. Install it there, or send "
+            "the body uncompressed or as gzip."
+        ) from None
     except Corrupt:
         raise InvalidRequest(f"The body is not valid {encoding[:40]}, which its content-encoding names.") from None

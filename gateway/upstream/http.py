@@ -310,7 +310,7 @@ def proxy_for(base_url: str) -> str | None:
     A proxy without a scheme is addressed in plain HTTP, as curl does.
     """
     parts, known = urlsplit(base_url), urllib.request.getproxies()
-    if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
+    if not known or parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
         return None
     if _is_within(parts.hostname, known.get("no", "")):
         return None

@@ -127,9 +127,7 @@ class Origin:
         self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
         self._wait_s = wait_s
-        # Loaded here and not with the first call: reading the authorities takes 30 ms, and all calls would wait.
-        is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
-        self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
+        self._tls = tls
         self._limit = ConnectionLimit(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -248,7 +246,7 @@ class Origin:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _PROBES.begin(sock)
-            context, name = (self._context, place.host) if place.is_tls else (None, None)
+            context, name = (await self._context(), place.host) if place.is_tls else (None, None)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
             )
@@ -285,7 +283,7 @@ class Origin:
 
     async def _through_proxy(self, connection: Connection) -> None:
         """Make the proxy open a tunnel if the host uses TLS, so that the proxy cannot read the content."""
-        if self.proxy is None or not self.place.is_tls or self._context is None:
+        if self.proxy is None or not self.place.is_tls:
             return
         target, credential = self.place.authority, self.proxy.credential
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
@@ -294,7 +292,16 @@ class Origin:
         response: HttpResponse = await connection.ask(head + b"\r\n", has_end=False)
         if not is_success(response.status):
             raise ProxyRefused(response.status)
-        await connection.encrypt(self._loop, self._context, self.place.host)
+        await connection.encrypt(self._loop, await self._context(), self.place.host)
+
+    async def _context(self) -> ssl.SSLContext:
+        """Return how certificates are checked. The first call reads the authorities of the system, in a thread.
+
+        That takes 30 ms and some megabytes, which a gateway without TLS to its providers does not need.
+        """
+        if not isinstance(self._tls, ssl.SSLContext):
+            self._tls = await asyncio.to_thread(_default_context, verify=self._tls)
+        return self._tls
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -353,8 +360,17 @@ def _ascii(name: str) -> bytes:
         return name.encode("ascii", "replace")
 
 
-@functools.cache
+_READING: Final = threading.Lock()
+
+
 def _default_context(*, verify: bool) -> ssl.SSLContext:
+    """Return the process-wide context. Callers in other threads wait until the first one has made it."""
+    with _READING:
+        return _made_context(verify=verify)
+
+
+@functools.cache
+def _made_context(*, verify: bool) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if not verify:
         context.check_hostname = False

@@ -15,7 +15,6 @@ from gateway import config
 from gateway.app.resources import (
     add_counters,
     estimator_of,
-    load_counters,
     memory_of,
     open_families,
     open_store,
@@ -23,7 +22,7 @@ from gateway.app.resources import (
     tls_contexts,
 )
 from gateway.core.counting.request import read_request
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.counters.registry import Counters
 from gateway.counters.vocabularies import VOCABULARIES
 from gateway.stores.memory import MemoryStore
@@ -109,16 +108,6 @@ def test_a_tokenizer_whose_package_is_missing_is_refused_with_the_package() -> N
     ]
 
 
-@pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
-def test_the_tokenizer_of_a_route_is_loaded_at_start(named: str | None, *, loaded: bool) -> None:
-    counters = Counters()
-    load_counters(
-        counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]), config.families()
-    )
-    assert counters.is_loaded("o200k_base")
-    assert counters.is_loaded("cl100k_base") is loaded
-
-
 def test_problems_of_all_kinds_are_reported_together() -> None:
     wrong = settings(
         context__families="/no/such.yaml",
@@ -142,6 +131,35 @@ def test_problems_of_all_kinds_are_reported_together() -> None:
 
 def test_there_are_no_problems_without_a_configuration() -> None:
     assert problems_of(settings()) == []
+
+
+def test_start_loads_no_package_that_a_plain_call_does_not_need() -> None:
+    names = (
+        "gateway.upstream.litellm",
+        "httpx",
+        "litellm",
+        "opentelemetry",
+        "redis",
+        "requests",
+        "rich",
+        "tiktoken",
+        "websockets",
+        "zstandard",
+    )
+    code = (
+        "import sys, gateway.cli.serve, gateway.app.worker, gateway.server.serving; "
+        f"print({{*{names}}} & {{*sys.modules}})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+async def test_redis_without_its_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "redis" or "stores.redis" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StoreUnavailable, match="pip install 'redis"):
+        open_store(settings(store__url="redis://127.0.0.1:1/0"))
 
 
 OWN = """

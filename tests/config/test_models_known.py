@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.config import families
-from gateway.config.model_catalog import load_litellm_table
+from gateway.config.price_table import load_price_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def table(provider: str, *names: str) -> dict[str, msgspec.Raw]:
 
 
 def test_every_chat_model_of_a_known_vendor_has_a_family(script: dict[str, Any]) -> None:
-    models = list(script["known_models"](load_litellm_table(), families()))
+    models = list(script["known_models"](load_price_table(), families()))
     assert len(models) > 500
     assert script["without_family"](models) == []
 
@@ -46,7 +46,7 @@ def test_every_row_of_the_own_table_has_a_family(script: dict[str, Any]) -> None
 
 
 def test_each_exception_is_still_needed(script: dict[str, Any]) -> None:
-    models = [one for one in script["known_models"](load_litellm_table(), families()) if one.family.name == "other"]
+    models = [one for one in script["known_models"](load_price_table(), families()) if one.family.name == "other"]
     used = {pattern for pattern in script["NO_FAMILY"] if any(Path(one.model).match(pattern) for one in models)}
     assert used == set(script["NO_FAMILY"])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ from gateway.counters import tiktoken as tiktoken_counters
 from gateway.counters.registry import Counters
 from gateway.counters.tiktoken import TABLES, TiktokenCounter, load, rank_folders
 from tests.conftest import StartGateway
+from tests.support.gateways import ROOT
 
 #: parts that the patterns split: cases, contractions, scripts, marks, numbers, signs, spaces, line ends
 ODD_TEXTS = (
@@ -29,11 +31,10 @@ ODD_TEXTS = (
 )
 
 
-def linked(folder: Path) -> Path:
-    """Link the rank files into a new folder."""
-    there = rank_folders()[-1]
+def unpacked(folder: Path) -> Path:
+    """Write the rank files into a new folder, as tiktoken does."""
     for table in TABLES.values():
-        (folder / table.file).symlink_to(there / table.file)
+        (folder / table.file).write_bytes(gzip.decompress((rank_folders()[-1] / f"{table.file}.gz").read_bytes()))
     return folder
 
 
@@ -58,10 +59,10 @@ def test_known_texts_have_their_known_counts(counters: Counters) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Mapping[str, Callable[[str], list[int]]]:
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[[str], list[int]]]:
     """Return the encoding that tiktoken loads itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TIKTOKEN_CACHE_DIR", str(rank_folders()[-1]))
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(unpacked(tmp_path_factory.mktemp("ranks"))))
         return {name: tiktoken.get_encoding(name).encode_ordinary for name in TABLES}
 
 
@@ -84,7 +85,7 @@ def test_every_count_is_that_of_tiktoken_itself(
 def test_ranks_are_released_after_building(tmp_path: Path) -> None:
     """The ranks alone would be 400,000 objects."""
     before = sys.getallocatedblocks()
-    counter = load(linked(tmp_path), "o200k_base")
+    counter = load(unpacked(tmp_path), "o200k_base")
     kept = sys.getallocatedblocks() - before
     assert counter is not None
     assert counter.count("hello world") == 2
@@ -124,7 +125,7 @@ def test_an_unknown_tokenizer_is_counted_with_a_known_one(counters: Counters) ->
 
 
 def test_a_table_is_loaded_once_though_many_ask_at_once(tmp_path: Path) -> None:
-    folder, found, start = linked(tmp_path), list[object](), threading.Barrier(8)
+    folder, found, start = unpacked(tmp_path), list[object](), threading.Barrier(8)
 
     def ask() -> None:
         own = Counters(folder)
@@ -140,17 +141,21 @@ def test_a_table_is_loaded_once_though_many_ask_at_once(tmp_path: Path) -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_a_started_gateway_has_loaded_what_nearly_all_models_need_and_what_routes_name(
+def test_token_tables_are_loaded_by_the_first_call_that_needs_them(
     gateway_server: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def loaded() -> list[str]:
+        return [encoding for at, encoding in tiktoken_counters.LOADED if at == folder]
+
     (tmp_path / "ranks").mkdir()
-    folder = linked(tmp_path / "ranks")
+    folder = unpacked(tmp_path / "ranks")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    gateway_server("http://127.0.0.1:9")
-    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base"]
-    models = [{"match": "gpt-4", "provider": "upstream"}, {"match": "gpt-4o*", "provider": "upstream"}]
-    gateway_server("http://127.0.0.1:9", models=models)
-    assert [encoding for at, encoding in tiktoken_counters.LOADED if at == folder] == ["o200k_base", "cl100k_base"]
+    gateway = gateway_server("http://127.0.0.1:9", models=[{"match": "gpt-4", "provider": "upstream"}])
+    assert loaded() == []
+    for model, encodings in (("gpt-4o", ["o200k_base"]), ("gpt-4", ["o200k_base", "cl100k_base"])):
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi."}]}
+        gateway.web.post("/v1/chat/completions", body)
+        assert loaded() == encodings
 
 
 def test_names_of_special_tokens_are_text(counters: Counters) -> None:
@@ -205,9 +210,11 @@ def test_a_damaged_file_is_neither_used_nor_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has", [["cl100k_base"], []])
-def test_missing_rank_files_come_from_litellm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[str]) -> None:
+def test_missing_rank_files_come_from_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: list[str]
+) -> None:
     (tmp_path / "all").mkdir()
-    every = linked(tmp_path / "all")
+    every = unpacked(tmp_path / "all")
     for name in has:
         (tmp_path / TABLES[name].file).symlink_to(every / TABLES[name].file)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
@@ -220,7 +227,7 @@ def test_missing_rank_files_come_from_litellm(tmp_path: Path, monkeypatch: pytes
 
 
 def test_missing_or_damaged_rank_file_is_noted(tmp_path: Path) -> None:
-    folder = linked(tmp_path)
+    folder = unpacked(tmp_path)
     (folder / TABLES["o200k_base"].file).unlink()
     (folder / TABLES["o200k_base"].file).write_bytes(b"not the ranks")
     [note] = Counters(folder).notes()
@@ -234,7 +241,7 @@ def test_missing_or_damaged_rank_file_is_noted(tmp_path: Path) -> None:
 def test_tiktoken_itself_reads_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
-    folder = linked(tmp_path / "ours")
+    folder = unpacked(tmp_path / "ours")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "theirs"))
     assert Counters(folder).counter("cl100k_base").name == "tiktoken:cl100k_base"
     assert os.environ["TIKTOKEN_CACHE_DIR"] == str(tmp_path / "theirs")
@@ -242,9 +249,13 @@ def test_tiktoken_itself_reads_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_check_and_serve_tell_of_missing_tables(tmp_path: Path) -> None:
-    (tmp_path / "litellm").mkdir()
-    (tmp_path / "litellm" / "__init__.py").touch()
-    env = {**os.environ, "TIKTOKEN_CACHE_DIR": "", "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    (tmp_path / "gateway" / "data").mkdir(parents=True)
+    for part in (ROOT / "gateway").iterdir():
+        (tmp_path / "gateway" / part.name).symlink_to(part)
+    for part in (ROOT / "config").iterdir():
+        if part.name != "ranks":
+            (tmp_path / "gateway" / "data" / part.name).symlink_to(part)
+    env = {**os.environ, "TIKTOKEN_CACHE_DIR": "", "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for command, code in (["check"], 0), (["serve", "--port", port], 1):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 import time
 import zlib
 from collections.abc import Awaitable, Callable
@@ -113,6 +114,12 @@ async def test_zstd_is_decompressed_with_the_same_limit() -> None:
         await read(zstandard.compress(b"x" * (LIMIT + 1)), headers=headers)
     with pytest.raises(InvalidRequest, match="not valid zstd"):
         await read(b"hello", headers=headers)
+
+
+async def test_zstd_without_its_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(InvalidRequest, match="the package zstandard is not installed"):
+        await read(zstandard.compress(b"hello"), headers=((b"content-encoding", b"zstd"),))
 
 
 async def test_identity_encoding_is_unchanged() -> None:

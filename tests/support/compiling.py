@@ -1,7 +1,7 @@
 """Compile the test files once, before the processes of pytest-xdist start, instead of once in each of them.
 
-pytest rewrites the `assert` statements of a file when it compiles it, which takes two thirds of the time to collect the
-tests, and keeps the result beside the file. Processes that start together all find nothing and do the same work.
+pytest rewrites the `assert` statements of a file when it compiles it. That is two thirds of the time to collect the
+tests. It stores the result. Processes that start together all find no stored result and do the same work.
 """
 
 from __future__ import annotations

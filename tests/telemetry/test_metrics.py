@@ -41,7 +41,14 @@ REFUSED = replace(
     context=None,
 )  # fmt: skip
 WELL = WorkerState(
-    "1.2.3", 1_000.5, 3, 2, is_store_unavailable=False, waiting=0, providers={"openai": True, "ollama": False}
+    "1.2.3",
+    1_000.5,
+    3,
+    2,
+    is_store_unavailable=False,
+    waiting=0,
+    providers={"openai": True, "ollama": False},
+    prices="litellm 1.2 (2026-11-28)",
 )
 WHERE = {"provider": "openai", "model": "gpt-5"}
 
@@ -247,6 +254,7 @@ def test_gauges_show_the_last_state_of_the_worker() -> None:
     assert found.value("gateway_store_up", worker="1") == 1
     assert found.value("gateway_provider_up", provider="ollama", worker="1") == 0
     assert found.value("gateway_info", version="1.2.3", worker="1") == 1
+    assert found.value("gateway_price_table_info", table="litellm 1.2 (2026-11-28)", worker="1") == 1
     assert found.value("process_start_time_seconds", worker="1") == 1_000.5
     assert found.value("process_resident_memory_bytes", worker="1") > 1e6
     assert found.value("process_open_fds", worker="1") > 2

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.app.resources import translation_problems
 from gateway.core.errors import (
     GatewayError,
     InvalidRequest,
@@ -835,6 +836,16 @@ def test_a_missing_package_is_named() -> None:
     found = convert(error, "p", [])
     assert isinstance(found, UpstreamProtocolError)
     assert '"google"' in found.message
+
+
+async def test_call_and_check_name_what_to_install_without_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    async with upstream_of("http://127.0.0.1:9") as upstream:
+        with pytest.raises(UpstreamUnreachable, match=r"litellm is not installed\. Install it with: pip install"):
+            await upstream.library()
+    settings = config.load(environment={}, search=False, flags={"providers.aws": {"adapter": "litellm"}}).settings
+    [problem] = translation_problems(settings)
+    assert problem.startswith("providers.aws.adapter: litellm cannot be loaded: litellm is not installed. Install it")
 
 
 SCRIPT = """

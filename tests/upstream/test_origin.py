@@ -82,13 +82,16 @@ def test_host_is_named_as_in_its_address(url: str, host: str, port: int, netloc:
     assert place.credential == b""
 
 
-async def test_certificate_authorities_are_read_once_and_only_for_tls() -> None:
-    made = origin._default_context
+async def test_certificate_authorities_are_read_once_by_the_first_tls_connection() -> None:
+    made = origin._made_context
     made.cache_clear()
-    async with origin_of("http://a.example"):
-        assert made.cache_info().misses == 0
-    async with origin_of("https://a.example"), origin_of("https://b.example"):
-        assert made.cache_info().misses == 1
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as closing:
+        address = f"127.0.0.1:{closing.sockets[0].getsockname()[1]}"
+        async with origin_of(f"https://{address}") as first, origin_of(f"https://{address}") as second:
+            assert made.cache_info().misses == 0
+            refused = await asyncio.gather(first.take(), second.take(), return_exceptions=True)
+    assert list(map(type, refused)) == [NotConnected, NotConnected]  # the server speaks no TLS
+    assert made.cache_info().misses == 1
 
 
 async def test_call_beyond_the_limit_waits_for_a_free_connection() -> None:

@@ -61,6 +61,7 @@ class WorkerState:
         waiting: settled calls that wait for the store.
         providers: by provider: True if calls are sent to it, False if its circuit is open.
         store_errors: times since the start that the store could not be used.
+        prices: source and date of the price table.
     """
 
     version: str
@@ -71,6 +72,7 @@ class WorkerState:
     waiting: int
     providers: Mapping[str, bool]
     store_errors: int = 0
+    prices: str = ""
 
 
 class _Histogram:
@@ -322,6 +324,7 @@ class Metrics(Observer):
         self._slots.values[self._slots.slot(_STORE_ERRORS, _STORE_ERRORS)] += state.store_errors - self._store_errors
         self._store_errors = state.store_errors
         self._set("gateway_info", {"version": state.version, **worker}, 1.0)
+        self._set("gateway_price_table_info", {"table": state.prices, **worker}, 1.0)
         # A provider that a reload has removed is neither up nor down.
         removed = dict.fromkeys(self._providers - set(state.providers), HIDDEN)
         self._providers = set(state.providers)

@@ -94,6 +94,11 @@ FAMILIES: Final[Mapping[str, MetricFamily]] = {
         "gauge", "1 while calls are sent to a provider, 0 while its circuit is open.", ("provider", "worker")
     ),
     "gateway_info": MetricFamily("gauge", "1 for each worker.", ("version", "worker")),
+    "gateway_price_table_info": MetricFamily(
+        "gauge",
+        "1 for each worker; the label names the source of list prices and the day they were read.",
+        ("table", "worker"),
+    ),
     "process_cpu_seconds_total": MetricFamily("gauge", "CPU time of a worker.", _WORKER),
     "process_resident_memory_bytes": MetricFamily("gauge", "Memory of a worker.", _WORKER),
     "process_open_fds": MetricFamily("gauge", "Open files and connections of a worker.", _WORKER),

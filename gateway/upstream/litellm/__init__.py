@@ -30,7 +30,7 @@ from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.body import AlreadyRead
 from gateway.upstream.litellm import arguments, faults, library, translations
-from gateway.upstream.litellm.library import Library
+from gateway.upstream.litellm.library import NOT_INSTALLED, Library
 from gateway.upstream.litellm.observed import ObservedStream
 
 logger = logging.getLogger("gateway")
@@ -70,6 +70,11 @@ class LitellmSettings:
     families: TokenizerFamilies
 
 
+def _reason(error: BaseException) -> str:
+    """Return why litellm cannot be loaded. Texts of litellm's own exceptions are left out."""
+    return NOT_INSTALLED if str(error) == NOT_INSTALLED else type(error).__name__
+
+
 class LitellmUpstream:
     """Send requests to one provider through litellm. Create it in a running event loop; it starts loading litellm."""
 
@@ -81,7 +86,7 @@ class LitellmUpstream:
 
     def _loaded(self, loading: asyncio.Future[Library]) -> None:
         if not loading.cancelled() and (error := loading.exception()) is not None:
-            logger.error("provider %s: litellm cannot be loaded: %s", self.settings.name, type(error).__name__)
+            logger.error("provider %s: litellm cannot be loaded: %s", self.settings.name, _reason(error))
 
     async def library(self) -> Library:
         """Return litellm when it is loaded.
@@ -93,7 +98,7 @@ class LitellmUpstream:
             return await asyncio.shield(self._loading)
         except Exception as error:
             raise UpstreamUnreachable(
-                f'The provider "{self.settings.name}" needs litellm, which failed to load ({type(error).__name__}).'
+                f'The provider "{self.settings.name}" needs litellm, which failed to load: {_reason(error)}.'
             ) from error
 
     def send(self, request: Outgoing) -> _SendContext:

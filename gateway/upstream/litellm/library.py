@@ -55,6 +55,8 @@ _PYDANTIC_WARNINGS: Final = (
 #: the module of its Messages translation, from version 1.109 on and before
 _ADAPTER: Final = "litellm.llms.anthropic.messages.adapters.transformation"
 _ADAPTER_BEFORE: Final = "litellm.llms.anthropic.pass_through.adapters.transformation"
+#: what a gateway of requirements-small.lock says
+NOT_INSTALLED: Final = "litellm is not installed. Install it with: pip install 'litellm>=1.106,<2'"
 _lock: Final = threading.Lock()
 #: id of the event loop -> number of providers that use its clients
 _users: Final[dict[int, int]] = {}
@@ -116,8 +118,13 @@ def load() -> Library:
 
 
 def _imported() -> Library:
-    import httpx  # noqa: PLC0415
-    import litellm  # noqa: PLC0415
+    try:
+        import httpx  # noqa: PLC0415
+        import litellm  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name in {"httpx", "litellm"}:
+            raise ImportError(NOT_INSTALLED) from None
+        raise
     from litellm._internal_context import is_internal_call  # noqa: PLC0415
     from litellm.litellm_core_utils.get_supported_openai_params import get_supported_openai_params  # noqa: PLC0415
     from litellm.responses.litellm_completion_transformation import (  # noqa: PLC0415
