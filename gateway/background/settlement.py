@@ -16,7 +16,7 @@ from gateway.call.record import response_so_far
 from gateway.call.state import CallState
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -47,7 +47,7 @@ class BackgroundSettlement:
 
     async def before(self, state: CallState, record: CallRecord) -> CallRecord:
         """Return the record to settle a call with, so that its response can be fetched later."""
-        if record.outcome != PENDING:
+        if not record.is_pending:
             if state.settlement.is_findable:
                 await self._mark_notified(state)
             return record
@@ -66,7 +66,7 @@ class BackgroundSettlement:
 
         Its stream broke off, or its client left, before the call was settled.
         """
-        if record.outcome == PENDING and state.settlement.is_findable and not self._settler.is_unavailable:
+        if record.is_pending and state.settlement.is_findable and not self._settler.is_unavailable:
             with self.whatever():
                 await self._settle(record)
 

@@ -46,7 +46,7 @@ from gateway.core.ledger.charging import (
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.plan import Plan
 from gateway.core.ports import Observer, ReadBody, Sessions
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.stored import CallEnd
 from gateway.core.usage import Totals
@@ -355,7 +355,7 @@ class Accounts:
         record = state.settlement.record
         # A call that the gateway itself could not serve is not recorded, but its hold must be released. A pending call
         # is recorded even without a session: otherwise its usage would never be counted.
-        is_recorded = record.session is not None or record.outcome == PENDING
+        is_recorded = record.session is not None or record.is_pending
         if state.budget.is_holding or (is_recorded and not isinstance(state.response.fault, GatewayFault)):
             claims = self._budgets.to_read(state.budget.accounts)
             record = await self._fetched.before(state, record)
@@ -423,7 +423,7 @@ class Accounts:
             return
         state.settlement.is_settled = True
         # The charge of a pending call is reported once, when it is known.
-        reported = record if record.outcome != PENDING else replace(record, charge=None)
+        reported = replace(record, charge=None) if record.is_pending else record
         # The totals belong to the session whose response was fetched, not to the request that fetched it.
         totals = state.settlement.totals if state.settlement.fetched is None else None
         notify(self._listeners, reported, totals, self.allowance(state))

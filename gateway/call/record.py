@@ -17,7 +17,6 @@ from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.record import (
     CANCEL_REASONS,
     ORPHANED,
-    PENDING,
     CallError,
     CallRecord,
     ContextRecord,
@@ -106,7 +105,7 @@ class RecordBuilder:
             record = replace(record, spent=hold.hold.amount(hold.response_tokens))
         if response.id is None:
             return record
-        return replace(record, outcome=PENDING, notes={**record.notes, "answer": safe_name(response.id)})
+        return record.as_pending(safe_name(response.id))
 
     def build_fetched(
         self, pending: CallRecord, response: ParsedResponse, route: Route, requested_tier: str | None, now: float

@@ -28,7 +28,7 @@ from gateway.core.http.headers import (
 )
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, ParsedResponse, StreamMeter
 from gateway.dialects.partial_body import PartialBody, read_partial, read_whole
@@ -450,7 +450,7 @@ def _check_end(state: CallState, meter: StreamMeter) -> None:
 def _settled(state: CallState) -> CallRecord | None:
     """Return the record of the call, or of the earlier one whose response it fetched; None while that is pending."""
     record = state.settlement.fetched or state.settlement.record
-    return record if record is not None and record.outcome != PENDING else None
+    return record if record is not None and not record.is_pending else None
 
 
 def _is_embeddings(state: CallState) -> bool:
