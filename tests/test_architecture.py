@@ -142,6 +142,8 @@ TESTED_ELSEWHERE = {
     # These parts of a call are tested through whole calls.
     "call.types": "pipeline/test_exchange.py",
     "call.state": "pipeline/test_exchange.py",
+    "stores.availability": "stores/test_fallback.py",
+    "budget.settlement": "pipeline/test_exchange.py",
     "budget.accounts": "pipeline/test_exchange.py",
     "context.request": "e2e/test_context.py",
     "call.bound_thinking": "e2e/test_thinking.py",

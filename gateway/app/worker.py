@@ -54,12 +54,12 @@ from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import StaleAccounts
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
@@ -140,22 +140,22 @@ class Worker:
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store
         self._load = load
-        journal, stale = settings.store.journal_path, StaleAccounts()
+        journal = settings.store.journal_path
         self._settler = Settler(
             store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
         )
-        self._settler.on_available = stale.drop_spent
+        #: for calls: none waits for it while it is unavailable
+        fallback = FallbackStore(store, self._settler.availability)
         self._leases = Leases(
-            store,
+            fallback,
             self._settle_orphaned,
             lease_s=settings.budget.lease_s,
-            is_unavailable=lambda: self._settler.is_unavailable,
-            away=self._settler.mark_unavailable,
+            availability=fallback.availability,
             note=self._settler.note,
         )
-        self._results = ToolResultRenderer(store, settings.sessions.results_max_bytes)
+        self._results = ToolResultRenderer(fallback, settings.sessions.results_max_bytes)
         self.keys = KeyRing(
-            store, is_unavailable=lambda: self._settler.is_unavailable, away=self._settler.mark_unavailable
+            store, is_unavailable=lambda: fallback.availability.is_unavailable, away=fallback.availability.report
         )
         self._learner = Learner(store)
         # The threads outlive a reload: a body that is being read is read to its end.
@@ -171,10 +171,9 @@ class Worker:
         self.cors_origins = settings.server.cors_origins
         #: what the parts of each configuration are made with
         self.lasting = Lasting(
-            store=store,
+            store=fallback,
             settler=self._settler,
             leases=self._leases,
-            stale=stale,
             results=self._results,
             keys=self.keys,
             learner=self._learner,
@@ -221,7 +220,7 @@ class Worker:
             calls=self.forwarder.running,
             holds=self._leases.count,
             store=self._store_url,
-            is_unavailable=self._settler.is_unavailable,
+            is_unavailable=self._settler.availability.is_unavailable,
             waiting=self._settler.waiting,
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
@@ -240,7 +239,7 @@ class Worker:
             is_store_unavailable=health.is_unavailable,
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
-            store_errors=self._settler.failures,
+            store_errors=self._settler.availability.failures,
         )
 
     async def _settle_orphaned(self, record: CallRecord) -> None:

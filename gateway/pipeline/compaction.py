@@ -27,7 +27,6 @@ from gateway.core.errors import (
     CompactionUnknown,
     InvalidRequest,
     SessionRequired,
-    StoreUnavailable,
     UpstreamProtocolError,
 )
 from gateway.core.http.headers import EVENTS, ProviderAddress, is_success
@@ -75,7 +74,7 @@ _MIB: Final = 2**20
 class Compactions:
     """Make and expand compactions. One instance serves all calls.
 
-    `most`: bytes of texts that a session keeps; `is_unavailable`: returns whether the store is unavailable.
+    `most`: bytes of texts that a session keeps.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Compactions:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         most: int,
-        is_unavailable: Callable[[], bool],
         new_id: Callable[[], str],
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -98,7 +96,6 @@ class Compactions:
         self._providers = providers
         self._facts = facts
         self._most = most
-        self._is_unavailable = is_unavailable
         self._new_id = new_id
         self._clock = clock
         self._wall = wall
@@ -136,8 +133,6 @@ class Compactions:
         return await self._planner.read(len(call.body), partial(work, call))
 
     async def _texts(self, state: CallState, handles: Sequence[str]) -> Mapping[str, str]:
-        if self._is_unavailable():
-            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         session, namespace = state.session, state.incoming.caller.namespace
         known = dict(await self._store.results(session, handles)) if session is not None else {}
         for handle in handles:
@@ -198,8 +193,6 @@ class Compactions:
         return AlreadyRead(200, _JSON, whole_response(made))
 
     async def _keep(self, session: SessionKey, text: str) -> str:
-        if self._is_unavailable():
-            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         handle = handle_of(session.namespace, text)
         if await self._store.keep_results(session, {handle: text}, self._most):
             size = len(text.encode()) / _MIB

@@ -21,6 +21,7 @@ from gateway.core.ledger.arithmetic import NOTHING, Granted, Hold, Refused, unit
 from gateway.core.ports import Ledger, RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
+from gateway.stores.availability import Availability
 
 logger = logging.getLogger("gateway")
 
@@ -120,11 +121,10 @@ class Leases:
     """Keeps the holds of one worker alive.
 
     Args:
-        store: keeps the holds.
+        store: keeps the holds. It raises at once while it is unavailable, see `FallbackStore`.
         settle: settles the records of calls whose worker has ended.
         lease_s: see `Lease`; of holds that are taken from now on.
-        is_unavailable: returns True while the store is known to be unavailable.
-        away: called with the error when the store turns out to be unavailable.
+        availability: whether the store is unavailable.
         save_progress: writes the records to settle if this worker dies. They replace those that it wrote last.
         tick_s: seconds between two saves of the progress of streams.
         sweep_s: seconds between two searches for holds of ended workers.
@@ -136,16 +136,14 @@ class Leases:
         settle: Callable[[CallRecord], Awaitable[object]],
         *,
         lease_s: float,
-        is_unavailable: Callable[[], bool] = lambda: False,
-        away: Callable[[StoreUnavailable], None] = lambda _: None,
+        availability: Availability | None = None,
         note: Callable[[Sequence[CallRecord]], Awaitable[None]] | None = None,
         tick_s: float = TICK_S,
         sweep_s: float = _SWEEP_S,
     ) -> None:
         self._store = store
         self._settle = settle
-        self._is_unavailable = is_unavailable
-        self._away = away
+        self._availability = availability if availability is not None else Availability()
         self._note = note
         #: Notes are written one after the other. Each contains the progress of all calls at the start of its write.
         self._noting = asyncio.Lock()
@@ -194,15 +192,14 @@ class Leases:
         Raises:
             StoreUnavailable: the store is unavailable; responses whose hold is used up were ended.
         """
-        if self._is_unavailable():
+        if self._availability.is_unavailable:
             await self._without_store()
             return
         try:
             await self._renew()
             for lease in self._extendable():
                 await self._extend_or_end(lease)
-        except StoreUnavailable as error:
-            self._away(error)
+        except StoreUnavailable:
             await self._without_store()
             raise
         if self._has_notes:
@@ -229,7 +226,7 @@ class Leases:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
             # The holds of calls that were accepted during an outage are taken as soon as the store is available.
-            if lease.id in self._open and not self._is_unavailable():
+            if lease.id in self._open and not self._availability.is_unavailable:
                 with contextlib.suppress(StoreDamaged):
                     await self.take(lease)
         noted = {
@@ -282,14 +279,10 @@ class Leases:
         if lease.end_tokens is not None:
             lease.is_over = delivered > lease.end_tokens
             return
-        if not self._is_unavailable():
-            try:
-                await self._extend(lease, delivered)
-            except StoreUnavailable as error:
-                self._away(error)
-            else:
-                return
-        lease.end_at(delivered)
+        try:
+            await self._extend(lease, delivered)
+        except StoreUnavailable:
+            lease.end_at(delivered)
 
     async def take(self, lease: Lease) -> bool:
         """Take a pending hold; return False if it is refused.
@@ -319,12 +312,10 @@ class Leases:
         delivered = lease.delivered()
         if lease.is_known and delivered - max(lease.saved_tokens, lease.journaled or 0) < SAVE_TOKENS:
             return
-        if lease.pending is None and not self._is_unavailable():
-            try:
+        if lease.pending is None:
+            with contextlib.suppress(StoreUnavailable):
                 await self._save_progress({lease.id: delivered})
-            except StoreUnavailable as error:
-                self._away(error)
-        if self._is_unavailable():
+        if self._availability.is_unavailable:
             await self._journal()
 
     async def _journal(self) -> None:

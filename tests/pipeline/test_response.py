@@ -233,7 +233,7 @@ async def test_a_stream_continues_if_the_store_becomes_unavailable_before_its_fi
         assert not isinstance(reply.body, bytes)
         world.store.away = True
         assert b"".join([piece async for piece in reply.body]) == chunk("a") + DONE
-    assert world.settler.is_unavailable
+    assert world.settler.availability.is_unavailable
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 15

@@ -118,7 +118,7 @@ async def test_record_that_cannot_replace_damaged_data_is_set_aside(
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
-    settler.check()
+    settler.availability.check()
     assert await settler.settle(record("other")) is not None
     await settler.aclose()
     (aside,) = journals.iterdir()
@@ -172,10 +172,10 @@ async def test_refused_record_does_not_block_waiting_ones(
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Journal(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         assert await settler.settle(item) is None
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert (await calls_of(store, KEY), await calls_of(store, OTHER)) == (1, 1)
     assert said(caplog, one.call_id, "set aside")
     await settler.aclose()
@@ -223,10 +223,10 @@ async def test_a_refused_record_that_cannot_be_set_aside_is_named_and_stays_in_i
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Full(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert await settler.recover() == 1, "the other one, once more"
     assert said(caplog, one.call_id, "nor set aside", "No space left")
     assert [file.suffix for file in journals.iterdir()] == [".journal"]
@@ -242,7 +242,7 @@ async def test_without_a_journal_a_refused_record_is_named_as_lost(
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
     assert said(caplog, one.call_id, "lost")
 
@@ -255,7 +255,7 @@ async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_be
     spoilt.orphaned(one.call_id)
     with pytest.raises(RecordRefused):
         await settler.close_with(one, lambda places: (places, one), ())
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
 
 
@@ -281,10 +281,10 @@ async def test_a_text_that_cannot_be_written_is_refused_by_each_store_that_write
     settler = Settler(spoilt.store, Journal(journals))
     assert await settler.settle(one) is None
     assert said(caplog, one.call_id, "nor set aside", "surrogates not allowed")
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert await calls_of(spoilt.store, OTHER) == 1
     await settler.aclose()
 
@@ -350,7 +350,7 @@ async def test_refused_orphaned_call_is_set_aside_once(
     for _ in range(3):
         await leases.sweep()
     assert len(said(caplog, one.hold.id, "set aside")) == 1
-    settler.check()
+    settler.availability.check()
     write(path, "UPDATE accounts SET decided = NULL")
     await Leases(store, settler.settle, lease_s=LEASE_S).sweep()
     assert await calls_of(store, KEY) == 1, "it is still there for a worker that can settle it"

@@ -157,7 +157,7 @@ async def test_what_it_is_owed_is_set_aside_once_and_charged_once_it_is_mended(
     settled = await settler.settle(one)
     if settled is None:
         assert said(caplog, one.call_id, "set aside")
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
     damaged.mend()
     for file in journals.glob("*.unread"):
@@ -224,8 +224,8 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
         try:
             await damaged.store.balances([LIMITED])
         except StoreUnavailable as error:
-            settler.mark_unavailable(error)
-    assert not settler.is_unavailable
+            settler.availability.report(error)
+    assert not settler.availability.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
     assert not said(caplog, "store unavailable")
     await settler.aclose()

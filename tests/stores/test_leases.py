@@ -20,6 +20,8 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold, StepEnding
 from gateway.core.usage import Charge, Totals, Usage
+from gateway.stores.availability import Availability
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore
 from tests.support.timing import eventually
@@ -154,7 +156,7 @@ async def test_later_tokens_of_an_orphaned_call_are_journaled_if_the_store_refus
     lease = notes.leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: 7))
     await notes.tick()
     assert notes.written == [{one.hold.id: 7}]
-    assert not notes.is_unavailable, "the store is well"
+    assert not notes.availability.is_unavailable, "the store is well"
     assert lease.is_known
 
 
@@ -255,13 +257,14 @@ async def test_pending_hold_is_taken_once_and_then_renewed(record: MakeRecord) -
 
 
 async def test_hold_of_a_call_accepted_in_an_outage_waits_for_the_store(record: MakeRecord) -> None:
-    store, is_unavailable, told = Counting(), True, list[Granted]()
-    leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_unavailable=lambda: is_unavailable)
+    store, availability, told = Counting(), Availability(), list[Granted]()
+    availability.report(StoreUnavailable("away"))
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0, availability=availability)
     one = opened(record())
     leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, on_taken=told.append))
     await leases.tick()
     assert (store.taken, told) == ([], [])
-    is_unavailable = False
+    availability.restore()
     for _ in range(2):
         await leases.tick()
     assert (store.taken, [outcome.units for outcome in told]) == ([one.hold.id], [2_000])
@@ -438,19 +441,23 @@ class Notes:
     """The notes that a worker writes while the store is unavailable."""
 
     def __init__(self, store: Gone) -> None:
-        self.store, self.is_unavailable, self.written = store, False, list[dict[str, int]]()
+        self.store, self.availability, self.written = store, Availability(), list[dict[str, int]]()
         self.leases = Leases(
-            store,
+            FallbackStore(store, self.availability),
             store.settle,
             lease_s=60,
             tick_s=60,
-            is_unavailable=lambda: self.is_unavailable,
-            away=self._away,
+            availability=self.availability,
             note=self._note,
         )
 
-    def _away(self, error: StoreUnavailable) -> None:
-        self.is_unavailable = self.store.is_gone = True
+    def lose_store(self) -> None:
+        self.store.is_gone = True
+        self.availability.report(StoreUnavailable("away"))
+
+    def restore_store(self) -> None:
+        self.store.is_gone = False
+        self.availability.restore()
 
     async def _note(self, records: Sequence[CallRecord]) -> None:
         await asyncio.sleep(0)
@@ -476,10 +483,10 @@ async def test_stream_progress_is_journaled_until_the_store_knows_it(
     for delivered in (7, 9):
         lease.delivered = lambda come=delivered: come  # type: ignore[misc]
         await notes.tick()
-    assert notes.is_unavailable, "found out although no call came"
+    assert notes.availability.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
     assert still.journaled is None
-    notes.is_unavailable = notes.store.is_gone = False
+    notes.restore_store()
     await notes.tick()
     await notes.tick()
     assert notes.written[2:] == [{}], "once"
@@ -490,7 +497,7 @@ async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_
     record: MakeRecord,
 ) -> None:
     notes = Notes(Gone())
-    notes.is_unavailable = notes.store.is_gone = True
+    notes.lose_store()
     young, old, begun = opened(record()), opened(record()), opened(record())
     leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
     leases[1].renewed_at -= 60
@@ -499,7 +506,7 @@ async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_
     await notes.tick()
     assert notes.written == [{old.hold.id: 0, begun.hold.id: 1}] * 2
     assert [lease.is_known for lease in leases] == [False, True, True]
-    notes.is_unavailable = notes.store.is_gone = False
+    notes.restore_store()
     for lease in leases:
         lease.renewed_at -= 60
     await notes.tick()
@@ -514,7 +521,8 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
     leases = [await kept(notes, record()) for _ in range(4)]
     for lease in leases:
         lease.delivered = lambda: delivered
-    notes.is_unavailable = notes.store.is_gone = is_gone
+    if is_gone:
+        notes.lose_store()
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.save_progress(lease, 9 * delivered) for lease in leases))
@@ -530,14 +538,14 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
 
 
 async def test_no_response_waits_for_a_store_known_to_be_unavailable(record: MakeRecord) -> None:
-    store, one, found = Gone(), record(), list[StoreUnavailable]()
-    leases = Leases(store, store.settle, lease_s=60, is_unavailable=lambda: bool(found), away=found.append)
+    store, one, availability = Gone(), record(), Availability()
+    leases = Leases(FallbackStore(store, availability), store.settle, lease_s=60, availability=availability)
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: 1_900))
     store.is_gone = True
     for _ in range(50):
         await leases.check(lease)
-    assert (len(found), store.asked) == (1, 1)
+    assert (availability.failures, store.asked) == (1, 1)
 
 
 async def test_orphaned_stream_continues_while_its_budget_has_room(
