@@ -25,6 +25,7 @@ from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent
 from gateway.core.thinking_origin import ThinkingRules
+from gateway.core.times import Clocks
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.exchange import Exchange, Gateway
@@ -86,7 +87,7 @@ def assemble(
     def handle(incoming: Incoming) -> Exchange:
         return gateway.handle(incoming)
 
-    limits = budgets.policy
+    limits, clocks = budgets.policy, Clocks(clock, wall)
     steps = Steps(
         agents=agents or {},
         store=store,
@@ -94,8 +95,7 @@ def assemble(
         providers=providers,
         facts=facts,
         observers=observers,
-        clock=clock,
-        wall=wall,
+        clocks=clocks,
     )
     records = RecordBuilder(
         facts,
@@ -143,8 +143,7 @@ def assemble(
         facts=facts,
         most=results.max_bytes,
         new_id=new_id,
-        clock=clock,
-        wall=wall,
+        clocks=clocks,
     )
     dispatcher = Dispatcher(
         providers=providers,

@@ -135,7 +135,7 @@ class BackgroundIndex:
         Raises:
             StoreUnavailable: the call cannot be looked up.
         """
-        return await self._store.answered(namespace, response_digest(answer_id))
+        return await self._store.call_of_response(namespace, response_digest(answer_id))
 
     async def completed_call(
         self, provider: str, answer_id: str, answer: ParsedResponse
@@ -187,7 +187,7 @@ class BackgroundIndex:
         """
         return await self._store.totals(session)
 
-    async def is_first(self, answer_id: str) -> bool:
+    async def claim_notification(self, answer_id: str) -> bool:
         """Return True once: for the caller that is to notify the observers of the cost of this call.
 
         Several workers may fetch the same response at once.

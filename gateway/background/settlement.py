@@ -76,7 +76,7 @@ class BackgroundSettlement:
         answer_id = response_so_far(state).id
         if answer_id is not None:
             with contextlib.suppress(StoreUnavailable):
-                await self._index.is_first(answer_id)
+                await self._index.claim_notification(answer_id)
 
     async def _settle_fetched(self, state: CallState) -> None:
         """Settle the earlier call whose response this call fetched. This call then shows that one's session.
@@ -117,7 +117,7 @@ class BackgroundSettlement:
         if record is not None and not is_told:
             # If another worker has settled it in the meantime, this changes nothing.
             totals = await self._settler.settle(record)
-            if totals is None or await self._index.is_first(made.answer_id):
+            if totals is None or await self._index.claim_notification(made.answer_id):
                 notify(self._listeners, record, totals)
         return record
 

@@ -272,7 +272,7 @@ class Accounts:
         # While the store is unavailable, this worker counts the hold itself, and `Leases` writes it later.
         if taken.hold is None and not lease.is_known:
             await self._take(taken)
-        if not lease.is_known or sent >= lease.save_at:
+        if not lease.is_known or sent >= lease.saved.next_at:
             await self._budgets.note(lease, sent)
 
     async def _take(self, taken: TakenHold) -> None:

@@ -160,7 +160,7 @@ class Budgets:
             if begun is not None:
                 return begun
         claims = claims_of(self.policy, charged)
-        found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
+        found = await self._store.open_call(session, [claim.undeclared for claim in claims], with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
             return found, charged, CallAccounts.of(claims, _lowered(claims, found.balances))
@@ -178,7 +178,7 @@ class Budgets:
         likely = self._above.get(session) or (SessionKey(session.namespace, named or ""),)
         claims = claims_of(self.policy, replace(charged, parents=likely))
         try:
-            found = await self._store.opening(
+            found = await self._store.open_call(
                 session, [claim.undeclared for claim in claims], with_totals=with_totals, above=likely
             )
         except StoreDamaged:

@@ -110,17 +110,17 @@ class CallSettlement:
             return None
 
     async def _written(self, state: CallState, record: CallRecord, going: StepTransition | None) -> CallEnd | None:
-        """Write the record together with the session's new position in its steps. See `Settler.close`."""
+        """Write the record together with the session's new position in its steps. See `Settler.settle_and_read`."""
         claims = self._accounts.claims_to_read(state)
         if going is not None:
             try:
-                closing = await self._settler.close_with(record, going, claims)
+                closing = await self._settler.settle_with_step(record, going, claims)
             except StoreUnavailable as error:
                 self._steps.apply_unstored(state, going, error)
             else:
                 state.settlement.record = self._steps.accept_transition(state, going)
                 return closing
-        return await self._settler.close(record, claims)
+        return await self._settler.settle_and_read(record, claims)
 
     def end(self, state: CallState) -> None:
         """Release what this worker keeps of the call, and notify the observers; only the first time.

@@ -167,10 +167,10 @@ class RecordBuilder:
         hold, charge, spent = state.budget.hold, None, NOTHING
         if state.response.is_billed or state.dispatch.is_at_work:
             tokens = state.context.plan.context.tokens if state.context.plan is not None else 0
-            charge = Charge(Usage.of(tokens, hold.lease.saved_tokens if hold is not None else 0), "estimated", None)
+            charge = Charge(Usage.of(tokens, hold.lease.saved.tokens if hold is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
             if hold is not None and hold.hold is not None:
-                delivered = ceil(hold.lease.saved_tokens / hold.lease.responses)
+                delivered = ceil(hold.lease.saved.tokens / hold.lease.responses)
                 spent = hold.hold.amount(hold.response_tokens if state.is_fetched_later else delivered)
         return self._record(state, ParsedResponse(), charge, spent)
 

@@ -33,6 +33,7 @@ from gateway.core.http.headers import EVENTS, ProviderAddress, is_success
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Results, UpstreamReply
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.times import Clocks
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
     COMPACT_PATH,
@@ -87,8 +88,7 @@ class Compactions:
         facts: Callable[[Route], ModelFacts],
         most: int,
         new_id: Callable[[], str],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._store = store
         self._planner = planner
@@ -97,10 +97,9 @@ class Compactions:
         self._facts = facts
         self._most = most
         self._new_id = new_id
-        self._clock = clock
-        self._wall = wall
+        self._clocks = clocks
         #: models whose provider refused to compact, or responded without a compaction
-        self._unsupported = RecentModels(clock)
+        self._unsupported = RecentModels(clocks.monotonic)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -184,8 +183,8 @@ class Compactions:
             )
         items = await self._trimmed(state, call)
         handle = await self._keep(session, bytes(join(items)).decode())
-        made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
-        state.response.status, state.dispatch.head_at = 200, self._clock()
+        made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._clocks.wall()), usage)
+        state.response.status, state.dispatch.head_at = 200, self._clocks.monotonic()
         if state.context.compaction == "path":
             return AlreadyRead(200, _JSON, compacted_response(made))
         if call.stream:

@@ -32,6 +32,7 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, with_agent_step
 from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Patterns, Step, StepState, Used
+from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
@@ -95,8 +96,7 @@ class Steps:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         observers: Sequence[Observer],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._agents = agents
         self._store = store
@@ -105,13 +105,13 @@ class Steps:
         self._providers = providers
         self._facts = facts
         self._listeners = [observer.stepped for observer in observers if type(observer).stepped is not Observer.stepped]
-        self._wall = wall
+        self._clocks = clocks
         #: models that refused a choice of some tools (`allowed_tools`)
-        self._no_choice = RecentModels(clock)
+        self._no_choice = RecentModels(clocks.monotonic)
         #: models that refused a forced tool call
-        self._no_force = RecentModels(clock)
+        self._no_force = RecentModels(clocks.monotonic)
         #: models that refused a system message that withdraws tools
-        self._no_changes = RecentModels(clock)
+        self._no_changes = RecentModels(clocks.monotonic)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class Steps:
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
     ) -> None:
         if self._listeners:
-            notify_step(self._listeners, session, agent, (before, after), at=self._wall(), tools=tools)
+            notify_step(self._listeners, session, agent, (before, after), at=self._clocks.wall(), tools=tools)
 
 
 class StepTransition:

@@ -73,12 +73,12 @@ class FallbackStore:
 
     # --- Ledger ------------------------------------------------------------------------------------------------
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
-        """See `Ledger.opening`. The balances are remembered."""
+        """See `Ledger.open_call`. The balances are remembered."""
         with self._needed:
-            found = await self._store.opening(session, claims, with_totals=with_totals, above=above)
+            found = await self._store.open_call(session, claims, with_totals=with_totals, above=above)
         self.stale.remember(found.balances)
         return found
 
@@ -104,25 +104,25 @@ class FallbackStore:
         with self._needed:
             return await self._store.renew(noted)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Ledger.overdue`. No call waits for it."""
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
+        """See `Ledger.overdue_holds`. No call waits for it."""
         with self._optional:
-            return await self._store.overdue(limit)
+            return await self._store.overdue_holds(limit)
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Ledger.settle`."""
         with self._needed:
             return await self._store.settle(record, ending)
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Ledger.closing`."""
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+        """See `Ledger.settle_and_read`."""
         with self._needed:
-            return await self._store.closing(record, ending, claims)
+            return await self._store.settle_and_read(record, ending, claims)
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Ledger.decide`."""
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Ledger.override_limits`."""
         with self._optional:
-            await self._store.decide(account, limits)
+            await self._store.override_limits(account, limits)
 
     # --- Sessions ----------------------------------------------------------------------------------------------
 
@@ -170,10 +170,10 @@ class FallbackStore:
 
     # --- Calls -------------------------------------------------------------------------------------------------
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-        """See `Calls.newest`."""
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Calls.newest_calls`."""
         with self._needed:
-            return await self._store.newest(namespace, limit)
+            return await self._store.newest_calls(namespace, limit)
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Calls.calls`."""
@@ -185,15 +185,15 @@ class FallbackStore:
         with self._needed:
             return await self._store.call(namespace, request_id)
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Calls.answered`."""
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Calls.call_of_response`."""
         with self._needed:
-            return await self._store.answered(namespace, answer)
+            return await self._store.call_of_response(namespace, answer)
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Calls.latest`."""
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
+        """See `Calls.settled_after`."""
         with self._needed:
-            return await self._store.latest(after, limit)
+            return await self._store.settled_after(after, limit)
 
     # --- Results -----------------------------------------------------------------------------------------------
 

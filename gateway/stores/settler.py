@@ -108,10 +108,10 @@ class Settler:
 
     async def settle(self, record: CallRecord) -> Totals | None:
         """Settle a call and return its session's totals; None if the store is unavailable or refuses the record."""
-        closing = await self.close(record, ())
+        closing = await self.settle_and_read(record, ())
         return closing.totals if closing is not None else None
 
-    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd | None:
+    async def settle_and_read(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd | None:
         """Settle a call like `settle`, and also return the balances of these accounts after it."""
         if self.availability.is_unavailable and not self._is_returning:
             await self._keep(record)
@@ -120,7 +120,7 @@ class Settler:
             settled = record if record.lesson is None else await self._without_lesson(record)
             if not claims:
                 return CallEnd(await self._store.settle(settled))
-            return await self._store.closing(settled, None, claims)
+            return await self._store.settle_and_read(settled, None, claims)
         except asyncio.CancelledError:
             # It may have been written or not. Settling it again counts it once.
             await self._keep(record)
@@ -133,19 +133,19 @@ class Settler:
             await self._keep(record)
             return None
 
-    async def close_with(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
-        """Settle a call together with the change that it makes to its session's state; see `close`.
+    async def settle_with_step(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
+        """Settle a call together with the change that it makes to its session's state; see `settle_and_read`.
 
         An ending is never queued with its record: the state of the session may change before the record is written.
 
         Raises:
-            StoreUnavailable: nothing is settled or journaled. Then call `close`, which needs no ending.
+            StoreUnavailable: nothing is settled or journaled. Then call `settle_and_read`, which needs no ending.
         """
         if self.availability.is_unavailable:
             raise self.availability.error()
         try:
             settled = record if record.lesson is None else await self._without_lesson(record)
-            return await self._store.closing(settled, ending, claims)
+            return await self._store.settle_and_read(settled, ending, claims)
         except asyncio.CancelledError:
             await self._keep(record)
             raise

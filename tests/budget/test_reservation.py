@@ -145,12 +145,12 @@ async def test_while_the_store_is_unavailable_at_most_eight_parents_are_charged(
 class DamagedStore(MemoryStore):
     """A store in which the account of the session "b" cannot be read."""
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         if B.account in [claim.key for claim in claims]:
             raise StoreDamaged("b")
-        return await super().opening(session, claims, with_totals=with_totals, above=above)
+        return await super().open_call(session, claims, with_totals=with_totals, above=above)
 
 
 async def test_a_damaged_account_does_not_affect_sessions_that_are_not_its_children() -> None:

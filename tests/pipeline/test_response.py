@@ -256,7 +256,7 @@ async def test_a_stream_continues_under_a_budget_set_before_its_first_part(
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
-        await world.store.decide(KEY.account, {"tokens": 1})
+        await world.store.override_limits(KEY.account, {"tokens": 1})
         body = aiter(reply.body)
         await anext(body)
         (orphaned,) = await world.store.calls(KEY, 9)

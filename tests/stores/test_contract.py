@@ -185,9 +185,7 @@ async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: M
 # --- what was saved, and the last turn ------------------------------------------------------------------------------------
 
 
-async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved_in(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_saved_tokens_and_their_calls_are_added_up(store: Store, record: MakeRecord) -> None:
     contexts = [
         counted_tokens(original=50, sent=20),
         None,
@@ -205,7 +203,7 @@ async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved
     assert view.totals == totals
 
 
-async def test_what_was_only_decided_saves_nothing(store: Store, record: MakeRecord) -> None:
+async def test_shadow_trimming_counts_no_saved_tokens(store: Store, record: MakeRecord) -> None:
     totals = await store.settle(record(charge=CHARGE, context=counted_tokens(original=50, sent=20, shadow=True)))
     assert totals == ONCE
 
@@ -227,7 +225,7 @@ async def test_a_session_remembers_what_its_frames_add(store: Store, record: Mak
     await store.settle(record(charge=CHARGE, context=None))
     assert (await store.remembered(KEY)).last_turn == first
     await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=16, frames=1, before=first)))
-    second = (await store.opening(KEY, (), with_totals=False)).remembered.last_turn
+    second = (await store.open_call(KEY, (), with_totals=False)).remembered.last_turn
     assert second == LastTurn("a", -6, 1, 8, 2)
     await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=10, before=second)))
     assert (await store.remembered(KEY)).last_turn in (LastTurn("a", 0), LastTurn("a", 0, None, 8, 2))
@@ -243,7 +241,7 @@ async def test_a_session_remembers_what_its_providers_keep_the_newest_first(stor
     await store.settle(record(charge=None, kept=kept_text("p", ("d",), 3)))
     await store.settle(record("other", charge=CHARGE, kept=kept_text("p", ("e",), 4)))
     assert (await store.remembered(KEY)).kept == second + first
-    assert (await store.opening(KEY, (), with_totals=True)).remembered.kept == second + first
+    assert (await store.open_call(KEY, (), with_totals=True)).remembered.kept == second + first
     await store.reset(KEY)
     assert (await store.remembered(KEY)).kept == second + first
     await soon(asyncio.gather(*(store.settle(record(charge=CHARGE, kept=second)) for _ in range(20))))
@@ -357,9 +355,7 @@ async def test_a_call_that_is_not_charged_or_has_no_session_adds_no_tools(store:
 
 
 @pytest.mark.parametrize("again", ["reset", "delete", "expire"])
-async def test_tools_begin_anew_with_their_session_and_no_others_do(
-    store: Store, record: MakeRecord, again: str
-) -> None:
+async def test_reset_clears_the_tools_of_its_session_only(store: Store, record: MakeRecord, again: str) -> None:
     other = SessionKey("alice", "other")
     await store.settle(record(tools=("a",)))
     await store.settle(record("other", at=5_000.0, tools=("c",)))
@@ -386,7 +382,7 @@ async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_be
     assert list((await store.remembered(KEY)).state.trim_decisions) == ["p1", "p2"]
 
 
-async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_else(store: Store) -> None:
+async def test_thinking_origins_are_kept_with_the_other_state(store: Store) -> None:
     origins = (ThinkingOrigin("a", "claude-sonnet-5-5", 0), ThinkingOrigin("b", "claude-sonnet-5-5", 3))
     await store.update(KEY, lambda _: STATE)
     await store.update(KEY, lambda state: state.with_step("a", StepState("debate", 1, ())))
@@ -436,7 +432,7 @@ async def test_changes_at_once_all_count_among_settlements_and_lessons(store: St
     assert await store.learned("k") == b"x" * 40
 
 
-async def test_a_change_that_fails_changes_nothing_and_takes_nobody_with_it(store: Store, record: MakeRecord) -> None:
+async def test_failing_change_writes_nothing_and_fails_alone(store: Store, record: MakeRecord) -> None:
     await store.update(KEY, counts)
     await store.learn({"k": one_more})
     results = await soon(
@@ -470,9 +466,7 @@ async def counted(store: Store) -> int:
     return number_in((await store.remembered(KEY)).state.steps)
 
 
-async def test_what_the_end_of_a_call_makes_of_the_steps_is_kept_with_its_record_once(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_step_transition_is_stored_once_with_the_record(store: Store, record: MakeRecord) -> None:
     first, second = record(charge=CHARGE), record(charge=CHARGE)
     for time in range(1, 4):
         assert await store.settle(first, ending(first)) == ONCE, time
@@ -483,15 +477,13 @@ async def test_what_the_end_of_a_call_makes_of_the_steps_is_kept_with_its_record
     assert await counted(store) == 3
     found = [(one.call_id, dict(one.notes)) for one in await store.calls(KEY, 10)]
     assert found == [(second.call_id, {"number": "3"}), (first.call_id, {"number": "1"})]
-    assert [one.call.notes["number"] for one in (await store.latest(0, 10)).settled] == ["1", "3"]
+    assert [one.call.notes["number"] for one in (await store.settled_after(0, 10)).settled] == ["1", "3"]
     by_id = await store.call("alice", second.call_id)
     assert by_id is not None
     assert by_id.notes == {"number": "3"}
 
 
-async def test_a_call_that_was_taken_for_lost_goes_on_when_its_own_record_comes_and_only_then(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_orphaned_call_advances_its_step_only_with_its_own_record(store: Store, record: MakeRecord) -> None:
     own = record(charge=CHARGE)
     orphaned = replace(own, outcome=ORPHANED)
     await store.settle(orphaned)
@@ -525,7 +517,7 @@ async def test_a_call_that_ends_after_its_session_was_deleted_goes_on_from_what_
 ) -> None:
     await store.update(KEY, lambda _: STATE)
     await store.settle(record(charge=CHARGE))
-    assert (await store.opening(KEY, [], with_totals=False)).remembered.state == STATE
+    assert (await store.open_call(KEY, [], with_totals=False)).remembered.state == STATE
     await store.delete(KEY)
     if "count" in between:
         await store.update(KEY, counts)
@@ -572,7 +564,7 @@ async def test_a_lesson_adds_to_what_was_learned_under_its_key(store: Store) -> 
     assert [await store.learned(key) for key in ("a", "b\n漢", "b", "A")] == [b"\x00\xff" * 2, b"", None, None]
 
 
-async def test_no_lesson_is_no_work(store: Store) -> None:
+async def test_learning_no_lessons_writes_nothing(store: Store) -> None:
     assert await soon(store.learn({})) == {}
 
 
@@ -799,10 +791,10 @@ async def test_the_newest_call_with_an_answer_is_found_by_it_in_its_own_namespac
     ]
     for item in (items[1], items[0], items[2], record(at=5_000.0), record(at=5_000.0, answer="a2")):
         await store.settle(item)
-    assert await store.answered("alice", "a1") == items[1]
-    assert await store.answered("bob", "a1") == items[2]
-    assert await store.answered("carol", "a1") is None
-    assert await store.answered("alice", "unknown") is None
+    assert await store.call_of_response("alice", "a1") == items[1]
+    assert await store.call_of_response("bob", "a1") == items[2]
+    assert await store.call_of_response("carol", "a1") is None
+    assert await store.call_of_response("alice", "unknown") is None
 
 
 async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_is_known(
@@ -810,19 +802,19 @@ async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_i
 ) -> None:
     real = record(charge=CHARGE, answer="a1")
     await store.settle(replace(real, outcome=ORPHANED, answer=None))
-    assert await store.answered("alice", "a1") is None
+    assert await store.call_of_response("alice", "a1") is None
     await store.settle(real)
-    assert await store.answered("alice", "a1") == real
+    assert await store.call_of_response("alice", "a1") == real
 
 
-async def test_an_answer_leads_nowhere_when_its_call_is_gone(store: Store, record: MakeRecord) -> None:
+async def test_deleted_call_is_not_found_by_its_response(store: Store, record: MakeRecord) -> None:
     await store.settle(record("s", at=1_000.0, charge=CHARGE, answer="deleted"))
     await store.settle(record("t", at=1_000.0, charge=CHARGE, answer="expired"))
     await store.delete(KEY)
-    assert await store.answered("alice", "deleted") is None
-    assert await store.answered("alice", "expired") is not None
+    assert await store.call_of_response("alice", "deleted") is None
+    assert await store.call_of_response("alice", "expired") is not None
     await store.expire(2_000.0)
-    assert await store.answered("alice", "expired") is None
+    assert await store.call_of_response("alice", "expired") is None
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------------------
@@ -861,7 +853,7 @@ async def test_pages_over_all_namespaces_show_each_session_once(store: Store, re
     assert await all_pages(store, 1, "recent", "bob") == ["b", "a"]
 
 
-async def test_pages_lose_nobody_whose_total_no_double_holds(store: Store, record: MakeRecord) -> None:
+async def test_pages_are_complete_with_totals_beyond_double_precision(store: Store, record: MakeRecord) -> None:
     charge = Charge(Usage.of(MAX_TOKENS, 1), "provider", None)
     for session in ("a", "b", "c"):
         await store.settle(record(session, charge=charge))
@@ -1072,7 +1064,7 @@ async def test_what_was_not_learned_again_for_long_is_forgotten(store: Store, cl
     assert [await store.learned(key) for key in ("old", "again", "new")] == [None, b"xx", b"x"]
 
 
-async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> None:
+async def test_all_calls_of_a_long_session_expire(store: Store, record: MakeRecord) -> None:
     items = [record(f"s{number}", at=1_000.0) for number in range(450)]
     items += [record(None, at=1_000.0) for _ in range(450)]
     await asyncio.gather(*(store.settle(item) for item in items))
@@ -1177,7 +1169,7 @@ async def test_the_texts_of_several_handles_are_read_at_once_of_one_session_only
     assert await store.results(SessionKey("bob", "s"), ["a"]) == {}
 
 
-async def test_each_session_has_its_own_room_and_has_it_anew_when_it_was_forgotten(
+async def test_results_limit_applies_per_session_and_resets_with_deletion(
     store: Store, record: MakeRecord, clock: Clock
 ) -> None:
     other = SessionKey("alice", "other")

@@ -144,7 +144,7 @@ async def test_unreadable_record_hides_no_other(
     spoilt: Spoilt, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = spoilt.store
-    begin = (await store.latest(None, 0)).cursor
+    begin = (await store.settled_after(None, 0)).cursor
     made = [record() for _ in range(6)]
     for one in made:
         await store.settle(one)
@@ -156,7 +156,7 @@ async def test_unreadable_record_hides_no_other(
             readable[:1], readable[:2], readable, readable
         ]  # fmt: skip
     assert list(await store.calls(KEY, 9, made[4].call_id)) == readable[1:]
-    latest = await store.latest(begin, 9)
+    latest = await store.settled_after(begin, 9)
     assert [one.call for one in latest.settled] == readable[::-1]
     assert latest.cursor == begin + 6
     assert await store.call("alice", made[3].call_id) is None
@@ -247,19 +247,19 @@ async def test_without_a_journal_a_refused_record_is_named_as_lost(
     assert said(caplog, one.call_id, "lost")
 
 
-async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_being_away(
+async def test_refused_record_of_a_deleted_session_leaves_the_store_available(
     spoilt: Spoilt, record: MakeRecord
 ) -> None:
     settler, one = Settler(spoilt.store), record()
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     with pytest.raises(RecordRefused):
-        await settler.close_with(one, lambda places: (places, one), ())
+        await settler.settle_with_step(one, lambda places: (places, one), ())
     settler.availability.check()
     await settler.aclose()
 
 
-async def test_an_ending_that_fails_is_no_fault_of_any_store_and_writes_nothing(
+async def test_failing_step_ending_writes_nothing_and_leaves_the_store_available(
     store: Store, record: MakeRecord
 ) -> None:
     one = record()
@@ -316,7 +316,7 @@ async def test_a_hold_that_cannot_be_read_is_named_once_and_hides_no_other(
     spoilt.hold(bad.hold.id)
     spoilt.moments.go_on(LEASE_S + 1)
     for _ in range(3):
-        assert [one.hold.id for one in await spoilt.store.overdue(9)] == [good.hold.id]
+        assert [one.hold.id for one in await spoilt.store.overdue_holds(9)] == [good.hold.id]
     assert len(said(caplog, bad.hold.id, "cannot be read", "version that wrote it")) == 1
     (balance,) = await spoilt.store.balances([Claim(KEY.account)])
     assert balance.held == Amount(200, 0, 2), "what it holds stays"
@@ -332,7 +332,7 @@ async def test_many_unreadable_holds_hide_no_other_for_long(spoilt: Spoilt, reco
     for hold_id in ids[:4]:
         spoilt.hold(hold_id)
     spoilt.moments.go_on(LEASE_S + 1)
-    found = [[one.hold.id for one in await spoilt.store.overdue(2)] for _ in range(4)]
+    found = [[one.hold.id for one in await spoilt.store.overdue_holds(2)] for _ in range(4)]
     assert found[-1] == ids[4:]
 
 

@@ -19,7 +19,7 @@ SESSION = SessionKey("alice", "a")
 CLAIM = Claim(SESSION.account, Limits(tokens=100))
 #: the methods that no call uses, or that a call can do without
 OPTIONAL = {
-    *("overdue", "decide", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
+    *("overdue_holds", "override_limits", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
     *("missing_results", "results_size", "keep_results", "results", "result", "add_key", "revoke_key"),
 }
 METHODS = sorted(

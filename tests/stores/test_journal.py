@@ -273,7 +273,7 @@ def test_failed_notes_keep_the_last_ones(tmp_path: Path, record: MakeRecord) -> 
     assert read(tmp_path) == [one]
 
 
-def test_of_several_records_of_a_call_the_final_one_is_read(tmp_path: Path, record: MakeRecord) -> None:
+def test_last_of_several_journaled_records_of_a_call_is_read(tmp_path: Path, record: MakeRecord) -> None:
     journal, real = Journal(tmp_path), record()
     less, more = (replace(real, outcome=ORPHANED, spent=Amount(tokens)) for tokens in (5, 9))
     for records in ((less, more), (more, less), (less, real, more)):

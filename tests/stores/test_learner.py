@@ -86,7 +86,7 @@ async def test_two_workers_add_to_one_key() -> None:
     assert (await two.lessons("k")).offsets == (off(1), off(2))
 
 
-async def test_only_the_newest_are_kept() -> None:
+async def test_only_the_newest_lessons_are_kept() -> None:
     store = MemoryStore()
     learner = Learner(store)
     for number in range(MAX_RESIDUALS + 3):
@@ -233,7 +233,7 @@ async def test_a_window_that_is_named_again_holds_from_then_on() -> None:
     assert await learner.limit("p", "m") is None
 
 
-async def test_a_window_of_a_clock_that_was_far_ahead_is_none() -> None:
+async def test_limit_dated_in_the_future_is_ignored() -> None:
     store = MemoryStore()
     ahead = Learner(store, now=lambda: 2e9)
     ahead.report_limit("p", "m", LengthLimit(2_000))

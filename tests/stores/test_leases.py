@@ -80,9 +80,9 @@ async def test_hold_is_renewed_before_its_lease_ends(
     lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
     for _ in range(5):
         clock.seconds += 50
-        lease.renewed_at = time.monotonic() - 50
+        lease.saved.renewed_at = time.monotonic() - 50
         await leases.tick()
-        assert await store.overdue(9) == []
+        assert await store.overdue_holds(9) == []
 
 
 async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_made_leases_longer(
@@ -95,12 +95,12 @@ async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_m
     leases.lease_s = 3_600
     await leases.take(late)
     clock.seconds += 50
-    lease.renewed_at = late.renewed_at = time.monotonic() - 50
+    lease.saved.renewed_at = late.saved.renewed_at = time.monotonic() - 50
     await leases.tick()
     clock.seconds += 50
-    assert await store.overdue(9) == []
+    assert await store.overdue_holds(9) == []
     clock.seconds += 11
-    assert len(await store.overdue(9)) == 2, "in the store they live on for as long as was said then"
+    assert len(await store.overdue_holds(9)) == 2, "in the store they live on for as long as was said then"
 
 
 async def test_saved_tokens_are_charged_when_the_worker_ends(
@@ -349,10 +349,10 @@ async def test_hold_that_cannot_be_made_does_not_stop_other_renewals(
         await eventually(lambda: any("holds were not renewed" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
         lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
-        await eventually(lambda: lease.saved_tokens)
+        await eventually(lambda: lease.saved.tokens)
     await leases.aclose()
     clock.seconds += 61
-    (overdue,) = await store.overdue(1)
+    (overdue,) = await store.overdue_holds(1)
     assert overdue.noted == 7
 
 
@@ -364,7 +364,7 @@ async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, recor
             self.renewals += 1
             raise StoreUnavailable("away")
 
-        async def overdue(self, limit: int) -> list[OpenHold]:
+        async def overdue_holds(self, limit: int) -> list[OpenHold]:
             self.looks += 1
             raise StoreUnavailable("away")
 
@@ -374,7 +374,7 @@ async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, recor
     lease = leases.open(Lease("x", 60, 10, step=10, delivered=lambda: 5))
     await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
-    assert lease.saved_tokens == 0
+    assert lease.saved.tokens == 0
     await leases.aclose()
 
 
@@ -392,9 +392,9 @@ class Gone(MemoryStore):
         self._check()
         return await super().extend(hold_id, units)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
         self._check()
-        return await super().overdue(limit)
+        return await super().overdue_holds(limit)
 
     def _check(self) -> None:
         self.asked += 1
@@ -485,12 +485,12 @@ async def test_stream_progress_is_journaled_until_the_store_knows_it(
         await notes.tick()
     assert notes.availability.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
-    assert still.journaled is None
+    assert still.saved.journaled is None
     notes.restore_store()
     await notes.tick()
     await notes.tick()
     assert notes.written[2:] == [{}], "once"
-    assert lease.saved_tokens == 9
+    assert lease.saved.tokens == 9
 
 
 async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_a_tick(
@@ -500,7 +500,7 @@ async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_
     notes.lose_store()
     young, old, begun = opened(record()), opened(record()), opened(record())
     leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
-    leases[1].renewed_at -= 60
+    leases[1].saved.renewed_at -= 60
     leases[2].delivered = lambda: 1
     await notes.leases.save_progress(leases[2], 10)
     await notes.tick()
@@ -508,7 +508,7 @@ async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_
     assert [lease.is_known for lease in leases] == [False, True, True]
     notes.restore_store()
     for lease in leases:
-        lease.renewed_at -= 60
+        lease.saved.renewed_at -= 60
     await notes.tick()
     assert notes.written[2:] == [{}]
     (balance,) = await notes.store.balances([CLAIM])
@@ -526,7 +526,7 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.save_progress(lease, 9 * delivered) for lease in leases))
-        assert delivered - (leases[0].journaled or leases[0].saved_tokens) < 256
+        assert delivered - (leases[0].saved.journaled or leases[0].saved.tokens) < 256
     if is_gone:
         written = [noted for noted, _ in groupby(notes.written)]
         assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]

@@ -45,14 +45,14 @@ async def test_states_are_kept_in_bounded_number_and_those_not_changed_for_longe
     assert kept == [True, False, True, True]
 
 
-async def test_who_is_above_a_session_is_known_however_many_states_there_are() -> None:
+async def test_parents_are_kept_when_old_states_are_dropped() -> None:
     store = MemoryStore()
     key = SessionKey("alice", "s")
     await store.update(key, lambda state: state.with_parent("parent"))
     for number in range(STATES_IN_ALL):
         await store.update(SessionKey("alice", str(number)), lambda _: SessionState({"p": {"prefix": "p"}}))
     assert (await store.remembered(key)).state == SessionState(parent="parent")
-    assert (await store.opening(SessionKey("alice", "below"), [], with_totals=False, above=[key])).parents == (
+    assert (await store.open_call(SessionKey("alice", "below"), [], with_totals=False, above=[key])).parents == (
         "parent",
     )
 

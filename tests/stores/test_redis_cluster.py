@@ -141,15 +141,15 @@ async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
         at_the_end = await cut(store, after, lambda: store.reserve(opened, LEASE_S), is_done=is_done)  # noqa: B023
         if at_the_end:
             break
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
         ahead.seconds += LEASE_S + 1
-        found = await store.overdue(10)
+        found = await store.overdue_holds(10)
         assert [one.hold.id for one in found] in ([], [opened.hold.id])
         for one in found:
             await store.settle(one.as_orphaned())
             orphaned += 1
         assert await balance(store) == [(Amount(orphaned), NOTHING)] * 3
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
     assert at_the_end
 
 
@@ -182,7 +182,7 @@ async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_off
         at_the_end = await cut(store, number, lambda: store.settle(call), is_done=is_done)  # noqa: B023
         if sweeps:
             ahead.seconds += LEASE_S + 1
-            for one in await store.overdue(10):
+            for one in await store.overdue_holds(10):
                 await store.settle(one.as_orphaned())
         calls = number + 1
         totals = await store.settle(call)
@@ -190,7 +190,7 @@ async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_off
         assert await balance(store) == [(Amount(7 * calls), NOTHING)] * 3
         assert await store.call("alice", call.call_id) == call
         ahead.seconds += LEASE_S + 1
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
         if at_the_end:
             return
     pytest.fail("it never came to its end")
@@ -215,7 +215,7 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
     with pytest.raises(StoreUnavailable, match="longer than the lease"):
         await store.reserve(held(record()), LEASE_S)
     ledger._link = link
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     assert await balance(store) == [(NOTHING, NOTHING)] * 3
 
 
@@ -234,15 +234,15 @@ async def test_a_clock_that_was_set_ahead_ends_no_lease_whose_worker_renews_it(
     one, other = held(record()), held(record())
     for opened in (one, other):
         await store.reserve(opened, LEASE_S)
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     set_ahead.seconds = 3_600.0
-    assert await store.overdue(10) == [], "it may be that nobody has died"
+    assert await store.overdue_holds(10) == [], "it may be that nobody has died"
     await store.renew({one.hold.id: 0})
     set_ahead.seconds, later.seconds = 3_600 + LEASE_S - 2, LEASE_S - 2
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     await store.renew({one.hold.id: 0})
     set_ahead.seconds, later.seconds = 3_600 + LEASE_S + 2, LEASE_S + 2
-    assert [found.hold.id for found in await store.overdue(10)] == [other.hold.id]
+    assert [found.hold.id for found in await store.overdue_holds(10)] == [other.hold.id]
     await store.aclose()
 
 
@@ -305,7 +305,7 @@ async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_t
     assert outcome.units == 2
     assert [one.held.tokens for one in outcome.balances] == [12] * 3
     assert await balance(store) == [(NOTHING, Amount(12, 0, 1))] * 3
-    await store.decide(CLIENT, {"tokens": 13})
+    await store.override_limits(CLIENT, {"tokens": 13})
     more = await store.extend(opened.hold.id, 9)
     assert more is not None
     assert more.units == 1
@@ -378,9 +378,7 @@ async def test_keys_that_moved_to_another_server_are_found_there(
     assert (await store.totals(KEY)).calls == 2
 
 
-async def test_a_frozen_server_of_a_cluster_keeps_nobody_waiting_and_no_other_session(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+async def test_frozen_cluster_server_delays_no_sessions_of_other_servers(tmp_path: Path, record: MakeRecord) -> None:
     cluster = RedisCluster(tmp_path)
     store = RedisStore(cluster.url, timeout_s=1)
     keys = [SessionKey("alice", str(number)) for number in range(120)]
@@ -426,7 +424,7 @@ class SlowToClose:
         raise exceptions.TimeoutError("Timed out closing connection")
 
 
-async def test_a_connection_that_is_slow_to_close_keeps_nobody_from_the_servers(clustered: RedisStore) -> None:
+async def test_connection_that_closes_slowly_blocks_no_other_request(clustered: RedisStore) -> None:
     link: Any = clustered._link
     link._cluster.nodes_manager = SlowToClose(link._cluster.nodes_manager)
     assert await clustered.keys() == []

@@ -203,7 +203,7 @@ async def test_record_that_fails_with_its_ending_can_be_settled_without_it(
 
     settler, call = Settler(Refusing()), record()
     with pytest.raises(type(refusal)):
-        await settler.close_with(call, lambda places: (places, call), ())
+        await settler.settle_with_step(call, lambda places: (places, call), ())
     assert (settler.availability.is_unavailable, settler.waiting) == (is_unavailable, 0)
     await settler.aclose()
 
@@ -452,7 +452,7 @@ async def test_record_is_settled_after_its_lesson_is_learned(record: MakeRecord)
     assert await settler.settle(lesson_of(item)) is None
     assert store.tries == 0
     with pytest.raises(StoreUnavailable):
-        await settler.close_with(lesson_of(item), lambda places: (places, item), ())
+        await settler.settle_with_step(lesson_of(item), lambda places: (places, item), ())
     store.away = False
     await accepts_calls(settler)
     assert await store.learned("key") is not None

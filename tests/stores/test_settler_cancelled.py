@@ -86,7 +86,7 @@ async def test_record_is_settled_once_by_its_own_worker(
     async def settle(one: CallRecord) -> None:
         if with_ending:
             try:
-                await settler.close_with(one, lambda _: (PLACES, one), ())
+                await settler.settle_with_step(one, lambda _: (PLACES, one), ())
             except StoreUnavailable:
                 pass
             else:

@@ -307,7 +307,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_a_disk_that_takes_nothing_more_is_no_store_that_answers(path: Path) -> None:
+async def test_full_disk_makes_the_store_unavailable(path: Path) -> None:
     async with opened(path) as store:
         await store.ping()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -145,11 +145,11 @@ class UnavailableStore(MemoryStore):
         self._access("totals", is_read=True)
         return await super().totals(session)
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         asked = [*self.asked, "opening"]
-        found = await super().opening(session, claims, with_totals=with_totals, above=above)
+        found = await super().open_call(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
         return found
 
@@ -157,9 +157,9 @@ class UnavailableStore(MemoryStore):
         self._access("remembered", is_read=True)
         return await super().remembered(session)
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         self._access("answered", is_read=True)
-        return await super().answered(namespace, answer)
+        return await super().call_of_response(namespace, answer)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         self._access("reserve")

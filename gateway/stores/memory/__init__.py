@@ -130,7 +130,7 @@ class MemoryStore:
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
-        #: number of all settled calls, which is the position of the last one in `latest`
+        #: number of all settled calls, which is the position of the last one in `settled_after`
         self._settled = 0
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
@@ -138,8 +138,8 @@ class MemoryStore:
         with Refusing(record.call_id):
             return self._settle(record, ending)
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Store.closing`."""
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+        """See `Store.settle_and_read`."""
         return CallEnd(await self.settle(record, ending), self._ledger.balances(claims))
 
     def _settle(self, record: CallRecord, ending: StepEnding | None) -> Totals:
@@ -246,24 +246,24 @@ class MemoryStore:
         """See `Store.renew`."""
         return self._ledger.renew(noted)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue_holds`."""
         return self._ledger.overdue(limit)
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
         return self._ledger.balances(claims)
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
-        """See `Store.opening`."""
+        """See `Store.open_call`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
         return CallStart(await self.remembered(session), self._ledger.balances(claims), totals, parents)
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Store.decide`."""
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.override_limits`."""
         self._ledger.decide(account, limits)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
@@ -363,8 +363,8 @@ class MemoryStore:
         chosen, more = page_of(visible, Names(namespace, part), limit)
         return Page([replace(self._sessions[place.key], tools=ToolUse()) for place in chosen], more)
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-        """See `Store.newest`."""
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest_calls`."""
         lists = [one for name, one in self._in_order.items() if namespace in (None, name)]
         return list(islice(merged(lists), limit))
 
@@ -386,16 +386,16 @@ class MemoryStore:
         named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
         return max(named, key=lambda record: record.call_id, default=None)
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Store.answered`."""
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.call_of_response`."""
         call_id = self._by_answer.get((namespace, answer), "")
         return self._by_id[call_id] if self._is_shown(call_id) else None
 
     def _is_shown(self, call_id: str) -> bool:
         return call_id in self._by_id and call_id not in self._deleted
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Store.latest`."""
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
+        """See `Store.settled_after`."""
         if after is None:
             return LatestCalls((), self._settled)
         dropped = self._settled - len(self._latest)
