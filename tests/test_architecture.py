@@ -87,6 +87,7 @@ TESTED_ELSEWHERE = {
     "core.stored": "stores/test_contract.py",  # plain values that stores return
     "core.http.request": "upstream/test_http.py",  # plain values that are sent
     "stores.memory.accounts": "stores/test_ledger_contract.py",
+    "stores.memory.calls": "stores/test_contract.py",
     "stores.memory.lists": "stores/test_lists.py",
     "stores.sums": "stores/test_contract.py",  # totals of stores that do their own sums
     # These parts of one store are tested through what the store keeps, on a real server.

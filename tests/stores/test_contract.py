@@ -26,7 +26,7 @@ from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
-from gateway.stores.memory import CALLS_PER_SESSION
+from gateway.stores.memory.calls import CALLS_PER_SESSION
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
 from tests.stores.files import Clock
 from tests.support.timing import LIMIT_S

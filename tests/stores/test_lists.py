@@ -17,7 +17,7 @@ from gateway.core.stored import SORTS, Sort
 from gateway.core.usage import Charge, Usage
 from gateway.stores import cursor as cursors
 from gateway.stores import sqlite
-from gateway.stores.memory import CALLS_PER_SESSION
+from gateway.stores.memory.calls import CALLS_PER_SESSION
 from gateway.stores.redis import lists as redis_lists
 
 MakeRecord = Callable[..., CallRecord]

@@ -9,7 +9,8 @@ from gateway.core.ids import call_id
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
-from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
+from gateway.stores.memory import LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
+from gateway.stores.memory.calls import CALLS_IN_ALL, CALLS_PER_SESSION
 
 MakeRecord = Callable[..., CallRecord]
 
