@@ -273,7 +273,7 @@ class Accounts:
         if taken.hold is None and not lease.is_known:
             await self._take(taken)
         if not lease.is_known or sent >= lease.saved.next_at:
-            await self._budgets.note(lease, sent)
+            await self._budgets.save_progress(lease, sent)
 
     async def _take(self, taken: TakenHold) -> None:
         """Write a hold that was postponed."""
@@ -293,7 +293,7 @@ class Accounts:
             return False
         lease = state.budget.hold.lease
         if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
-            await self._budgets.look(lease)
+            await self._budgets.check(lease)
             lease.schedule_check(state.response.bytes_sent, lease.delivered())
         return lease.is_over
 
@@ -314,12 +314,12 @@ class Accounts:
             self._in_one_piece.add(state.routing.route)
 
     def claims_to_read(self, state: CallState) -> Sequence[Claim]:
-        """Return the accounts to read when the call is settled, see `Budgets.to_read`."""
-        return self._budgets.to_read(state.budget.accounts)
+        """Return the accounts to read when the call is settled, see `Budgets.claims_to_read`."""
+        return self._budgets.claims_to_read(state.budget.accounts)
 
     def refresh(self, state: CallState, balances: Sequence[Balance] | None) -> None:
         """Update what the accounts have left after the call. `balances`: of `claims_to_read`; None if unknown."""
-        state.budget.accounts = self._budgets.again(state.budget.accounts, balances)
+        state.budget.accounts = self._budgets.after_call(state.budget.accounts, balances)
 
     def release(self, state: CallState, spent: Amount) -> None:
         """Release the hold of a call that is settled. `spent`: what the call did cost."""

@@ -248,14 +248,14 @@ class Budgets:
         return await self._store.totals(session)
 
     @staticmethod
-    def to_read(book: CallAccounts) -> Sequence[Claim]:
+    def claims_to_read(book: CallAccounts) -> Sequence[Claim]:
         """Return the accounts to read when the call is settled, so that its client learns what is left after it."""
         if book.is_stale or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
-    def again(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
-        """Return the accounts after the call. `granted`: the balances of `to_read`; None if they are unknown."""
+    def after_call(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
+        """Return the accounts after the call. `granted`: the balances of `claims_to_read`; None if they are unknown."""
         if book.is_stale:
             return self._as_last_read(book.claims)
         if not granted:
@@ -367,11 +367,11 @@ class Budgets:
         pending, taken.lease.pending = taken.lease.pending, None
         return pending().as_orphaned() if pending is not None else None
 
-    async def note(self, lease: Lease, sent: int) -> None:
+    async def save_progress(self, lease: Lease, sent: int) -> None:
         """Note the bytes that were sent. See `Leases.save_progress`."""
         await self._leases.save_progress(lease, sent)
 
-    async def look(self, lease: Lease) -> None:
+    async def check(self, lease: Lease) -> None:
         """Check the tokens that were delivered. See `Leases.check`."""
         await self._leases.check(lease)
 
