@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from gateway.mock import Behaviour, MockProvider, MockServer
 from tests.support import stopping
+from tests.support.compiling import compile_tests
 from tests.support.gateways import GatewayProcess, GatewayThread
 from tests.support.scripted import ByteServer, Script, completion
 from tests.support.web import Web
@@ -30,6 +31,12 @@ from tests.support.web import Web
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of processes for `-n auto`: two for each core, as many tests wait for servers and timers."""
     return 2 * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compile the tests before the processes that run them start."""
+    compile_tests(config.args, config.invocation_params.dir)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mixed = itertools.chain.from_iterable(itertools.zip_longest(waiting, computing))
     items[:] = [item for path in [*long, *mixed] if path is not None for item in files[path]]
 
+
+# The clients of the SDKs, of which the tests make thousands, would each load all authorities of the system: 17 ms of CPU.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "support" / "authority.pem"))
 
 # A slow example says nothing about the tested code, so examples have no deadline.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
