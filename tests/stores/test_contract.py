@@ -153,14 +153,14 @@ async def test_a_session_begins_with_its_first_call_and_its_last_call_never_goes
     assert (view.created_at, view.last_call_at) == (1_000.0, 3_002.0)
 
 
-async def test_a_guessed_session_is_marked(store: Store, record: MakeRecord) -> None:
+async def test_derived_session_is_marked(store: Store, record: MakeRecord) -> None:
     await store.settle(record(derived_session=True))
     await store.settle(record("named"))
     views = {view.key.id: view.derived for view in (await store.sessions("alice", 10, None, "recent")).sessions}
     assert views == {"s": True, "named": False}
 
 
-async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeRecord) -> None:
+async def test_record_is_read_as_written(store: Store, record: MakeRecord) -> None:
     first = record(
         model="модель 漢 \"'; DROP TABLE calls;--",
         first_byte_s=None,
@@ -173,7 +173,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
     assert list(await store.calls(KEY, 1)) == [first]
 
 
-async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
+async def test_record_is_read_with_its_token_counts(store: Store, record: MakeRecord) -> None:
     fates = MessageOutcomes.of([MessageOutcome("user", 7, 7, "kept"), MessageOutcome("tool", 9, 2, "condense")])
     weights = {"search": ToolResultTokens(2, 90), "größer …": ToolResultTokens(1, 7)}
     context = counted_tokens(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
@@ -296,7 +296,7 @@ async def tools_of(store: Store, key: SessionKey = KEY) -> ToolUse:
     return view.tools
 
 
-async def test_a_session_knows_which_tools_its_calls_asked_for(store: Store, record: MakeRecord) -> None:
+async def test_session_counts_the_tools_of_its_calls(store: Store, record: MakeRecord) -> None:
     for tools in (("search", "read", "search"), (), ("größer\n\0'", "123"), ("read",)):
         await store.settle(record(tools=tools, charge=CHARGE))
         await store.settle(record("other", tools=("elsewhere",)))
@@ -335,7 +335,7 @@ async def test_tools_count_once_however_often_their_call_is_offered(store: Store
 
 
 @pytest.mark.parametrize("known", [(), ("a",)])
-async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_and_once(
+async def test_tools_of_an_orphaned_call_count_once_with_its_own_record(
     store: Store, record: MakeRecord, known: tuple[str, ...]
 ) -> None:
     real = record(tools=("a", "b"))
@@ -347,7 +347,7 @@ async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_an
     assert await tools_of(store) == ToolUse(("a", "b"), {"a": 1, "b": 1})
 
 
-async def test_a_call_that_is_not_charged_or_has_no_session_adds_no_tools(store: Store, record: MakeRecord) -> None:
+async def test_uncharged_call_or_call_without_session_adds_no_tools(store: Store, record: MakeRecord) -> None:
     await store.settle(record(tools=("a",)))
     await store.settle(record(tools=("b",), charge=None))
     await store.settle(record(None, tools=("c",)))
@@ -797,9 +797,7 @@ async def test_the_newest_call_with_an_answer_is_found_by_it_in_its_own_namespac
     assert await store.call_of_response("alice", "unknown") is None
 
 
-async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_is_known(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_orphaned_call_is_found_by_its_response_once_known(store: Store, record: MakeRecord) -> None:
     real = record(charge=CHARGE, answer="a1")
     await store.settle(replace(real, outcome=ORPHANED, answer=None))
     assert await store.call_of_response("alice", "a1") is None
@@ -915,7 +913,7 @@ async def test_a_reset_is_of_the_totals_alone(store: Store, record: MakeRecord) 
     assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
 
 
-async def test_a_deleted_session_remembers_nothing_settled_or_not(store: Store, record: MakeRecord) -> None:
+async def test_deleted_session_keeps_no_state(store: Store, record: MakeRecord) -> None:
     for settled in (True, False):
         await store.update(KEY, lambda _: STATE)
         if settled:
@@ -1054,7 +1052,7 @@ async def test_an_old_state_goes_if_it_has_no_session_and_stays_if_it_has(
     }
 
 
-async def test_what_was_not_learned_again_for_long_is_forgotten(store: Store, clock: Clock) -> None:
+async def test_old_lessons_expire(store: Store, clock: Clock) -> None:
     await store.learn({"old": one_more, "again": one_more})
     clock.time = 2_000.0
     await store.learn({"again": one_more, "new": one_more})
@@ -1137,14 +1135,14 @@ async def test_texts_are_kept_up_to_the_last_byte_of_the_room_there_is(store: St
     assert await store.results_size(KEY) == 11
 
 
-async def test_a_text_that_there_is_no_room_for_leaves_the_room_to_those_behind_it(store: Store) -> None:
+async def test_text_without_room_leaves_room_for_later_texts(store: Store) -> None:
     texts = {"long": "x" * 9, "a": "x" * 4, "longer": "x" * 7, "b": "x" * 4}
     assert list(await store.keep_results(KEY, texts, 8)) == ["long", "longer"]
     assert await store.results_size(KEY) == 8
     assert [await store.result("alice", handle) for handle in texts] == [None, "xxxx", None, "xxxx"]
 
 
-async def test_what_is_kept_is_kept_again_without_room_and_counts_once(store: Store) -> None:
+async def test_stored_text_is_accepted_again_without_room_and_counts_once(store: Store) -> None:
     await store.keep_results(KEY, {"a": "x" * 6}, 10)
     for most in (10, 6, 0):
         assert list(await store.keep_results(KEY, {"a": "x" * 6, "b": "x" * 5}, most)) == ["b"]

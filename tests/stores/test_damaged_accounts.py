@@ -135,7 +135,7 @@ async def test_damaged_account_is_neither_read_nor_held_and_others_work(damaged:
     await store.open_call(OTHER, [Claim(OTHER.account)], with_totals=True)
 
 
-async def test_a_call_of_others_is_settled_though_it_cannot_be_read_after_that(
+async def test_call_is_settled_although_balances_cannot_be_read_afterwards(
     damaged: Damaged, record: MakeRecord
 ) -> None:
     store, others = damaged.store, replace(charged(record()), accounts=(CLIENT,))
@@ -169,7 +169,7 @@ async def test_records_of_a_damaged_account_are_set_aside_and_charged_after_its_
     assert await numbers(store, CLIENT) == (Amount(15, 0, 1), Amount()), "what was held on others is given back"
 
 
-async def test_a_settlement_never_makes_zero_of_what_is_no_number(damaged: Damaged, record: MakeRecord) -> None:
+async def test_settlement_never_resets_an_invalid_number_to_zero(damaged: Damaged, record: MakeRecord) -> None:
     store = damaged.store
     await store.settle(charged(record()))
     damaged.damage()

@@ -36,7 +36,7 @@ async def test_call_ids_are_not_remembered_without_bound(record: MakeRecord) -> 
     assert [await store.call(None, name) is None for name in ids[:4]] == [True, True, False, False]
 
 
-async def test_states_are_kept_in_bounded_number_and_those_not_changed_for_longest_go() -> None:
+async def test_least_recently_changed_states_are_dropped_first() -> None:
     store = MemoryStore()
     keys = [SessionKey("alice", str(number)) for number in range(STATES_IN_ALL + 1)]
     state = SessionState({"p": {"prefix": "p"}})
@@ -58,7 +58,7 @@ async def test_parents_are_kept_when_old_states_are_dropped() -> None:
     )
 
 
-async def test_lessons_are_kept_in_bounded_number_and_those_not_added_to_for_longest_go() -> None:
+async def test_least_recently_changed_lessons_are_dropped_first() -> None:
     store = MemoryStore()
     keys = [str(number) for number in range(LESSONS_IN_ALL + 1)]
     for key in [*keys[:-1], keys[0], keys[-1]]:

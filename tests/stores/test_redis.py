@@ -911,7 +911,7 @@ async def test_repeated_call_counts_once_although_its_record_expired(
         assert (await store.totals(KEY)).calls == len(calls)
 
 
-async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
+async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     opened, keys = held(record()), Keys("gateway:")

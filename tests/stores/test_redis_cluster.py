@@ -132,7 +132,7 @@ async def balance(store: RedisStore) -> list[tuple[Amount, Amount]]:
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
+async def test_interrupted_hold_ends_with_its_lease(
     store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool
 ) -> None:
     orphaned, at_the_end = 0, False
@@ -154,7 +154,7 @@ async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for_again(
+async def test_interrupted_hold_is_held_once_when_repeated(
     store: RedisStore, record: MakeRecord, is_done: bool
 ) -> None:
     for after in range(20):
@@ -173,7 +173,7 @@ async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for
 
 @pytest.mark.parametrize("sweeps", [False, True], ids=["", "and taken for lost"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_offered_again(
+async def test_interrupted_settlement_counts_once_when_repeated(
     store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool, sweeps: bool
 ) -> None:
     for number in range(30):
@@ -246,9 +246,7 @@ async def test_a_clock_that_was_set_ahead_ends_no_lease_whose_worker_renews_it(
     await store.aclose()
 
 
-async def test_what_was_taken_is_given_back_when_a_later_account_refuses_requests_too(
-    store: RedisStore, record: MakeRecord
-) -> None:
+async def test_partial_hold_is_released_when_a_later_account_refuses(store: RedisStore, record: MakeRecord) -> None:
     opened = held(record())
     restrict = Claim(AccountKey("session", "alice", "narrow"), Limits(5))
     claims = (*opened.hold.claims, restrict)
@@ -261,7 +259,9 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
     assert await store.extend(opened.hold.id, 1) is None
 
 
-async def test_of_two_calls_at_once_with_room_for_one_one_is_granted(clustered: RedisStore, record: MakeRecord) -> None:
+async def test_one_of_two_concurrent_calls_is_granted_with_room_for_one(
+    clustered: RedisStore, record: MakeRecord
+) -> None:
     """Each would lack what the other has, if the accounts were taken in any order."""
     ledger: Any = clustered._ledger
     link = ledger._link
@@ -325,7 +325,7 @@ async def test_a_hold_of_an_older_version_is_given_back_wherever_its_parts_lie(
     assert await balance(store) == [(Amount(7), NOTHING), (NOTHING, NOTHING), (NOTHING, NOTHING)]
 
 
-async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
+async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
     clustered: RedisStore, redis_cluster: RedisCluster, record: MakeRecord
 ) -> None:
     store, opened, keys = clustered, held(record()), Keys("gateway:")
@@ -342,7 +342,7 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
 
 
 @pytest.mark.parametrize("key", [KEY, SessionKey("", ""), SessionKey("a}b", "{c/d"), SessionKey("漢/", "}{")])
-def test_all_that_a_session_has_lies_in_one_slot(key: SessionKey) -> None:
+def test_data_of_a_session_is_in_one_slot(key: SessionKey) -> None:
     keys, tag = Keys("gateway:"), tag_of(key.namespace, key.id)
     names = [*keys.all_of(tag), keys.account(key.account), keys.hold("h", tag), keys.settled(tag, "c")]
     assert len({key_slot(name.encode()) for name in names}) == 1

@@ -166,7 +166,7 @@ async def test_writes_of_one_loop_iteration_share_a_transaction(path: Path, reco
     assert [text.split()[0] for text in statements[-2:]] == ["INSERT", "COMMIT"]
 
 
-async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, record: MakeRecord) -> None:
+async def test_writes_that_waited_share_the_next_transaction(path: Path, record: MakeRecord) -> None:
     async def twice(store: SqliteStore) -> None:
         await store.learn({"k": one_more})
         await store.settle(record(charge=CHARGE))
@@ -184,7 +184,7 @@ async def test_repeated_writes_do_not_block_the_event_loop(path: Path) -> None:
         assert turns() >= 10
 
 
-async def test_nothing_overtakes_what_waits_for_a_lock(path: Path) -> None:
+async def test_writes_keep_their_order_while_waiting_for_a_lock(path: Path) -> None:
     async with opened(path) as store:
         with locked(path):
             waiting = [asyncio.create_task(store.learn(adding(letter))) for letter in (b"a", b"b")]
@@ -207,7 +207,7 @@ async def test_nothing_is_written_while_a_checkpoint_keeps_all_waiting_and_all_o
         assert await asyncio.wait_for(store.learn(adding(b"d")), LIMIT_S) == {"k": b"abcd"}
 
 
-async def test_what_a_write_raises_comes_to_its_caller_and_nothing_of_it_is_written(path: Path) -> None:
+async def test_failing_write_raises_to_its_caller_and_writes_nothing(path: Path) -> None:
     def fails(state: SessionState) -> SessionState:
         raise LookupError(state)
 
