@@ -90,6 +90,7 @@ TESTED_ELSEWHERE = {
     "core.stored": "stores/test_contract.py",  # plain values that stores return
     "core.http.request": "upstream/test_http.py",  # plain values that are sent
     "stores.memory.accounts": "stores/test_ledger_contract.py",
+    "stores.memory.calls": "stores/test_contract.py",
     "stores.memory.lists": "stores/test_lists.py",
     "stores.sums": "stores/test_contract.py",  # totals of stores that do their own sums
     # These parts of one store are tested through what the store keeps, on a real server.
@@ -145,6 +146,8 @@ TESTED_ELSEWHERE = {
     # These parts of a call are tested through whole calls.
     "call.types": "pipeline/test_exchange.py",
     "call.state": "pipeline/test_exchange.py",
+    "stores.availability": "stores/test_fallback.py",
+    "budget.settlement": "pipeline/test_exchange.py",
     "budget.accounts": "pipeline/test_exchange.py",
     "context.request": "e2e/test_context.py",
     "call.bound_thinking": "e2e/test_thinking.py",
@@ -390,9 +393,8 @@ def test_no_two_public_classes_share_a_name() -> None:
 
 MOST_PARAMETERS = 8
 MOST_ATTRIBUTES = 15
-#: classes that still have more; the lists only get shorter
-MORE_PARAMETERS = {"Accounts", "Compactions", "Steps"}
-MORE_ATTRIBUTES = {"GatewayProtocol", "HttpResponse", "Lease", "Leases", "MemoryStore", "Origin", "Settler"}
+#: classes that still have more attributes; the list only gets shorter
+MORE_ATTRIBUTES = {"GatewayProtocol", "HttpResponse", "Origin"}
 
 
 def parameters_of(node: ast.ClassDef) -> int:
@@ -420,7 +422,7 @@ def classes() -> Iterator[ast.ClassDef]:
 
 
 def test_no_constructor_has_too_many_parameters() -> None:
-    assert {node.name for node in classes() if parameters_of(node) > MOST_PARAMETERS} == MORE_PARAMETERS
+    assert {node.name for node in classes() if parameters_of(node) > MOST_PARAMETERS} == set()
 
 
 def test_no_object_has_too_many_mutable_attributes() -> None:

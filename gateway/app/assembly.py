@@ -9,6 +9,7 @@ from gateway.background.index import BackgroundIndex
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.budget.reservation import Budgets
+from gateway.budget.settlement import CallSettlement
 from gateway.call.record import RecordBuilder
 from gateway.call.types import Incoming, SessionPolicy
 from gateway.context.planner import Planner
@@ -20,15 +21,17 @@ from gateway.context.tool_result_summaries import ToolResultSummaries
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.context_budget import SummaryModel
 from gateway.core.http.headers import ProviderAddress, secrets_of
-from gateway.core.ports import Observer, Store, Upstream
+from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent
 from gateway.core.thinking_origin import ThinkingRules
+from gateway.core.times import Clocks
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
 from gateway.steps.enforcement import Steps
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 
@@ -39,7 +42,7 @@ def assemble(
     providers: Mapping[str, ProviderAddress],
     upstreams: Mapping[str, Upstream],
     facts: Callable[[Route], ModelFacts],
-    store: Store,
+    store: FallbackStore,
     settler: Settler,
     planner: Planner,
     budgets: Budgets,
@@ -63,7 +66,7 @@ def assemble(
         providers: their addresses and keys, by name.
         upstreams: the connections to them, by name.
         facts: what is known of a model: prices and limits.
-        store: where sessions, calls and accounts are kept.
+        store: where sessions, calls and accounts are kept; knows what to do while that is unavailable.
         settler: writes the records of calls.
         planner: counts and trims.
         budgets: reserves what a call may cost.
@@ -81,13 +84,10 @@ def assemble(
         thinking: which models read whose thinking.
     """
 
-    def is_unavailable() -> bool:
-        return settler.is_unavailable
-
     def handle(incoming: Incoming) -> Exchange:
         return gateway.handle(incoming)
 
-    limits = budgets.policy
+    limits, clocks = budgets.policy, Clocks(clock, wall)
     steps = Steps(
         agents=agents or {},
         store=store,
@@ -95,9 +95,7 @@ def assemble(
         providers=providers,
         facts=facts,
         observers=observers,
-        is_unavailable=is_unavailable,
-        clock=clock,
-        wall=wall,
+        clocks=clocks,
     )
     records = RecordBuilder(
         facts,
@@ -112,16 +110,21 @@ def assemble(
     background = BackgroundIndex(store, records, routes, wall)
     background_settlement = BackgroundSettlement(settler, background, observers)
     accounts = Accounts(
-        store=store,
-        read_body=planner.read,
-        settler=settler,
         budgets=budgets,
         records=records,
+        settler=settler,
         facts=facts,
-        steps=steps,
-        observers=observers,
-        fetched=background_settlement,
+        read_body=planner.read,
         clock=clock,
+    )
+    settlement = CallSettlement(
+        accounts=accounts,
+        settler=settler,
+        records=records,
+        steps=steps,
+        background=background_settlement,
+        observers=observers,
+        read_body=planner.read,
     )
     composer = RequestComposer(
         planner=planner,
@@ -139,10 +142,8 @@ def assemble(
         providers=providers,
         facts=facts,
         most=results.max_bytes,
-        is_unavailable=is_unavailable,
         new_id=new_id,
-        clock=clock,
-        wall=wall,
+        clocks=clocks,
     )
     dispatcher = Dispatcher(
         providers=providers,
@@ -158,7 +159,7 @@ def assemble(
     gateway = Gateway(
         routes=routes,
         providers=providers,
-        settler=settler,
+        availability=store.availability,
         planner=planner,
         policy=policy,
         steps=steps,
@@ -166,10 +167,13 @@ def assemble(
         background_settlement=background_settlement,
         thinking=ThinkingOrigins(store, planner.read, thinking or ThinkingRules()),
         accounts=accounts,
+        settlement=settlement,
         composer=composer,
         compactions=compactions,
         dispatcher=dispatcher,
-        relay=ResponseRelay(accounts, background_settlement, clock, comment, secrets),
+        relay=ResponseRelay(
+            accounts, background_settlement, settlement, clock, totals_comment=comment, secrets=secrets
+        ),
         new_id=new_id,
         clock=clock,
         wall=wall,

@@ -33,7 +33,7 @@ from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
 from gateway.core.ledger.charging import KeyLimits
-from gateway.core.ports import Observer, Store, Upstream
+from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
@@ -45,10 +45,10 @@ from gateway.server.handling import ServerRules
 from gateway.server.health import ProviderHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import StaleAccounts
 from gateway.telemetry import log
 from gateway.telemetry.bodies import LoggedUpstream
 from gateway.upstream.retrying import RetryingUpstream
@@ -62,10 +62,9 @@ _OLD_PARTS_CHECK_S = 1.0
 class Lasting:
     """The parts of a worker that a reload keeps, as far as other parts need them."""
 
-    store: Store
+    store: FallbackStore
     settler: Settler
     leases: Leases
-    stale: StaleAccounts
     results: ToolResultRenderer
     keys: KeyRing
     learner: Learner
@@ -108,7 +107,7 @@ class Lasting:
             store=self.store,
             settler=self.settler,
             planner=planner,
-            budgets=Budgets(self.store, self.leases, self.stale, budget_policy(settings), time.time),
+            budgets=Budgets(self.store, self.leases, budget_policy(settings), time.time),
             results=self.results,
             learner=self.learner,
             observers=self.observers,
@@ -178,7 +177,7 @@ class Parts:
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker died
-        self.settle_orphaned = gateway.background_settlement.orphaned
+        self.settle_orphaned = gateway.background_settlement.settle_orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
     def providers(self) -> list[ProviderHealth]:

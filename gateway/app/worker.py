@@ -54,12 +54,12 @@ from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import StaleAccounts
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
@@ -160,15 +160,17 @@ class Worker:
         tls = tls_contexts(settings.providers)
         otel = Otel(__version__) if settings.telemetry.otel else None
         self._load = load
-        journal, stale = settings.store.journal_path, StaleAccounts()
+        #: for work that no call waits for
+        self._store = store
+        journal = settings.store.journal_path
         settler = Settler(store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open")
-        settler.on_available = stale.drop_spent
+        #: for calls: none waits for it while it is unavailable
+        fallback = FallbackStore(store, settler.availability)
         leases = Leases(
-            store,
+            fallback,
             self._settle_orphaned,
             lease_s=settings.budget.lease_s,
-            is_unavailable=lambda: settler.is_unavailable,
-            away=settler.mark_unavailable,
+            availability=fallback.availability,
             note=settler.note,
         )
         learner = Learner(store)
@@ -181,12 +183,13 @@ class Worker:
         self.cors_origins = settings.server.cors_origins
         #: what the parts of each configuration are made with
         self.lasting = Lasting(
-            store=store,
+            store=fallback,
             settler=settler,
             leases=leases,
-            stale=stale,
-            results=ToolResultRenderer(store, settings.sessions.results_max_bytes),
-            keys=KeyRing(store, is_unavailable=lambda: settler.is_unavailable, away=settler.mark_unavailable),
+            results=ToolResultRenderer(fallback, settings.sessions.results_max_bytes),
+            keys=KeyRing(
+                store, is_unavailable=lambda: fallback.availability.is_unavailable, away=fallback.availability.report
+            ),
             learner=learner,
             counters=counters,
             estimator=estimator,
@@ -234,7 +237,7 @@ class Worker:
             calls=self.forwarder.running,
             holds=self.lasting.leases.count,
             store=self._store_url,
-            is_unavailable=self.lasting.settler.is_unavailable,
+            is_unavailable=self.lasting.settler.availability.is_unavailable,
             waiting=self.lasting.settler.waiting,
             on_failure=settings.store.on_failure,
             default_provider=settings.default_provider,
@@ -253,7 +256,7 @@ class Worker:
             is_store_unavailable=health.is_unavailable,
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
-            store_errors=self.lasting.settler.failures,
+            store_errors=self.lasting.settler.availability.failures,
             prices=self.lasting.catalog.table_name,
         )
 
@@ -320,7 +323,7 @@ class Worker:
     async def _note_budget(self) -> None:
         """Store the current budget for commands in other terminals. If that fails, `_expire` does it later."""
         with contextlib.suppress(StoreUnavailable):
-            await save_running_budget(self.lasting.store, self._parts.rules.budget)
+            await save_running_budget(self._store, self._parts.rules.budget)
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """Return the settings that a reload applies, and the changed keys that need a restart.
@@ -339,8 +342,8 @@ class Worker:
         while True:
             began = time.monotonic()
             try:
-                await save_running_budget(self.lasting.store, self._parts.rules.budget)
-                await self.lasting.store.expire(time.time() - self._kept_s)
+                await save_running_budget(self._store, self._parts.rules.budget)
+                await self._store.expire(time.time() - self._kept_s)
             except StoreUnavailable:
                 pass  # expired data is still there the next time
             except Exception:

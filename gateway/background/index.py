@@ -16,9 +16,11 @@ import msgspec
 
 from gateway.call.record import RecordBuilder, has_ended, kept_response, response_so_far
 from gateway.call.state import CallState
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord, response_digest
 from gateway.core.routing import Routes
+from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.dialects.base import ParsedResponse
 from gateway.dialects.limits import service_tier
@@ -80,7 +82,7 @@ class BackgroundIndex:
         self._routes = routes
         self._wall = wall
 
-    async def begun(self, state: CallState) -> bool:
+    async def note_call(self, state: CallState) -> bool:
         """Note a call under the id of its response; return False if the id is not known yet.
 
         Raises:
@@ -124,22 +126,24 @@ class BackgroundIndex:
         noted = await self._noted(answer_id)
         if noted is not None:
             return noted.provider, noted.namespace
-        found = await self.answered(answer_id, namespace)
+        found = await self.call_of_response(answer_id, namespace)
         return (found.provider, namespace) if found is not None else (None, None)
 
-    async def answered(self, answer_id: str, namespace: str) -> CallRecord | None:
+    async def call_of_response(self, answer_id: str, namespace: str) -> CallRecord | None:
         """Return the call of this namespace that received a stored response; None if it is unknown.
 
         Raises:
             StoreUnavailable: the call cannot be looked up.
         """
-        return await self._store.answered(namespace, response_digest(answer_id))
+        return await self._store.call_of_response(namespace, response_digest(answer_id))
 
-    async def ended(self, provider: str, answer_id: str, answer: ParsedResponse) -> tuple[CallRecord | None, bool]:
+    async def completed_call(
+        self, provider: str, answer_id: str, answer: ParsedResponse
+    ) -> tuple[CallRecord | None, bool]:
         """Return the record of the pending call that this response completes, and whether observers know its cost.
 
         The record is None if there is no such call. The response to a call that is not settled yet is stored, in case
-        its worker died: see `made`.
+        its worker died: see `fetched_response`.
 
         Raises:
             StoreUnavailable: the call cannot be looked up.
@@ -166,7 +170,7 @@ class BackgroundIndex:
         found_by = record.answer or (response_digest(answer_id) if answer_id in noted.ids else None)
         return replace(record, kept=kept, answer=found_by), False
 
-    async def made(self, call_id: str) -> FetchedResponse | None:
+    async def fetched_response(self, call_id: str) -> FetchedResponse | None:
         """Return the response to a call if it was fetched before the call was settled.
 
         Raises:
@@ -175,7 +179,15 @@ class BackgroundIndex:
         known = await self._store.learned(_FETCHED + call_id)
         return _MADE.decode(known) if known is not None else None
 
-    async def is_first(self, answer_id: str) -> bool:
+    async def totals(self, session: SessionKey) -> Totals:
+        """Return the totals of the session of a call that was settled.
+
+        Raises:
+            StoreUnavailable: they are unknown.
+        """
+        return await self._store.totals(session)
+
+    async def claim_notification(self, answer_id: str) -> bool:
         """Return True once: for the caller that is to notify the observers of the cost of this call.
 
         Several workers may fetch the same response at once.

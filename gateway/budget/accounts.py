@@ -1,24 +1,20 @@
-"""Read the accounts of a call before it, hold what it may cost, and settle it once.
+"""Read the accounts of a call before it, hold what it may cost, and release the hold after it.
 
-`gateway.budget.reservation` reads accounts and places holds. This module is the part of a call that uses it, also
-while the store is unavailable.
+`gateway.budget.reservation` reads accounts and places holds. This module decides what a call needs.
+`gateway.budget.settlement` settles it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.background.settlement import BackgroundSettlement
-from gateway.budget.reservation import Budgets
-from gateway.call.observers import notify
+from gateway.budget.reservation import Budgets, OpenedAccounts
 from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
@@ -26,26 +22,23 @@ from gateway.call.types import TakenHold
 from gateway.core.errors import (
     BudgetFault,
     GatewayError,
-    GatewayFault,
     NotMetered,
     PriceUnknown,
     StoreDamaged,
     StoreUnavailable,
 )
-from gateway.core.ledger.arithmetic import NOTHING, Amount, Claim
+from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
 from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
 from gateway.core.ledger.refusals import Allowance, allowance
-from gateway.core.ports import Observer, ReadBody, Sessions
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.ports import ReadBody
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import NOTHING_REMEMBERED, Remembered
-from gateway.core.stored import CallEnd
+from gateway.core.session import Remembered
 from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
 from gateway.dialects.limits import responses_asked, service_tier
-from gateway.steps.enforcement import Steps, StepTransition
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -59,36 +52,30 @@ _UNREAD_MOST: Final = 16_384
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
 #: the values that ask for a cache of one hour (Anthropic's `ttl`) or of 12 hours (OpenAI's), in every JSON spelling
 _LONG_CACHE: Final = re.compile(rb'"(?:1|\\u0031)(?:2|\\u0032)?(?:h|\\u0068)"')
+#: the note of a call whose accounts could not be read
+_STALE: Final = "unavailable: the budget is as last read"
 #: A stream that brings this many tokens beyond its hold arrives in one piece: between two checks come fewer.
 _ONE_PIECE: Final = 2 * STREAM_STEP
 
 
 class Accounts:
-    """Read, reserve and settle the accounts of calls. One instance serves all calls."""
+    """Read the accounts of calls, and hold what they may cost. One instance serves all calls."""
 
     def __init__(
         self,
         *,
-        store: Sessions,
-        read_body: ReadBody,
-        settler: Settler,
         budgets: Budgets,
         records: RecordBuilder,
+        settler: Settler,
         facts: Callable[[Route], ModelFacts],
-        steps: Steps,
-        observers: Sequence[Observer],
-        fetched: BackgroundSettlement,
+        read_body: ReadBody,
         clock: Callable[[], float],
     ) -> None:
-        self._store = store
-        self._read_body = read_body
-        self._fetched = fetched
-        self._steps = steps
-        self._settler = settler
         self._budgets = budgets
         self._records = records
+        self._settler = settler
         self._facts = facts
-        self._listeners = [one.record for one in observers]
+        self._read_body = read_body
         #: Models whose streams arrive in one piece, made before they are sent. A hold that grows with the response
         #: would not bound them.
         self._in_one_piece = RecentModels(clock)
@@ -107,17 +94,12 @@ class Accounts:
         state.budget.charged = ChargedAccounts(
             caller.namespace, caller.budget, state.session, declared=directives.budget
         )
-        if not self._settler.is_unavailable:
-            try:
-                return await self._read(state, directives.parent)
-            except StoreDamaged as error:
-                # What the account may spend is unknown until it is repaired, so `on_failure: open` does not apply.
-                self._settler.mark_unavailable(error)
-                raise
-            except StoreUnavailable as error:
-                self._settler.mark_unavailable(error)
-        self._open_stale(state)
-        return NOTHING_REMEMBERED
+        return self._take_opened(
+            state,
+            await self._budgets.open(
+                state.session, state.budget.charged, directives.parent, with_totals=_is_stream(state)
+            ),
+        )
 
     async def look(self, state: CallState) -> None:
         """Read the accounts of a call that was refused before they were read, so that its client learns what is left.
@@ -125,36 +107,22 @@ class Accounts:
         The parent and the budget that the call declares are ignored. Does nothing if the store cannot be read.
         """
         caller = state.incoming.caller
-        if state.budget.charged.namespace or self._settler.is_unavailable:
+        if state.budget.charged.namespace:
             return
-        state.budget.charged = ChargedAccounts(caller.namespace, caller.budget, state.session)
+        charged = ChargedAccounts(caller.namespace, caller.budget, state.session)
         with contextlib.suppress(StoreUnavailable):
-            await self._read(state, None)
+            self._take_opened(
+                state, await self._budgets.read(state.session, charged, None, with_totals=_is_stream(state))
+            )
 
-    async def _read(self, state: CallState, named: str | None) -> Remembered:
-        session, call = state.session, state.call
-        if session is None:
-            state.budget.accounts = await self._budgets.book(state.budget.charged)
-            return NOTHING_REMEMBERED
-        is_stream = call is not None and call.stream
-        begun = await self._budgets.opening(session, state.budget.charged, named, with_totals=is_stream)
-        opening, state.budget.charged, state.budget.accounts = begun
-        state.budget.totals_before = opening.totals
-        return opening.remembered
-
-    def _open_stale(self, state: CallState) -> None:
-        """Use the balances that this worker read last.
-
-        Raises:
-            StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
-        """
-        self._settler.check()
-        charged, session = state.budget.charged, state.session
-        if session is not None and not charged.parents:
-            parents = self._budgets.parents_as_seen(session, state.incoming.directives.parent)
-            charged = replace(charged, parents=parents)
-        state.budget.accounts = self._budgets.stale_book(charged)
-        state.notes["store"] = "unavailable: the budget is as last read"
+    @staticmethod
+    def _take_opened(state: CallState, opened: OpenedAccounts) -> Remembered:
+        """Keep the accounts of a call; return what its session remembers."""
+        begun, state.budget.charged, state.budget.accounts = opened
+        state.budget.totals_before = begun.totals
+        if state.budget.accounts.is_stale:
+            state.notes["store"] = _STALE
+        return begun.remembered
 
     async def hold(self, state: CallState, call: Call) -> tuple[Route, ...]:
         """Reserve what the call may cost, before it is sent; return the routes that the reservation is enough for.
@@ -175,15 +143,14 @@ class Accounts:
         state.budget.is_holding = True
         try:
             state.budget.hold, routes = await self._first_of(state, call)
-        except StoreDamaged as error:
+        except StoreDamaged:
             state.budget.is_holding = False
-            self._settler.mark_unavailable(error)
             raise
-        except StoreUnavailable as error:
+        except StoreUnavailable:
             # The store may have made the hold all the same. The record of the call gives it back, even of a refused
             # one.
-            self._settler.mark_unavailable(error)
-            self._open_stale(state)
+            state.budget.accounts = self._budgets.without_store(state.budget.accounts)
+            state.notes["store"] = _STALE
             state.budget.hold = await self._reserve(state, call, routes)
         except GatewayError:
             state.budget.is_holding = False
@@ -293,18 +260,17 @@ class Accounts:
             return
         lease, sent = taken.lease, state.response.bytes_sent
         # While the store is unavailable, this worker counts the hold itself, and `Leases` writes it later.
-        if taken.hold is None and not lease.is_known and not self._settler.is_unavailable:
+        if taken.hold is None and not lease.is_known:
             await self._take(taken)
-        if not lease.is_known or sent >= lease.save_at:
-            await self._budgets.note(lease, sent)
+        if not lease.is_known or sent >= lease.saved.next_at:
+            await self._budgets.save_progress(lease, sent)
 
     async def _take(self, taken: TakenHold) -> None:
         """Write a hold that was postponed."""
         try:
             if await self._budgets.deliver(taken):
                 return
-        except StoreUnavailable as error:
-            self._settler.mark_unavailable(error)
+        except StoreUnavailable:
             return
         # The record at the end of the call corrects this one.
         record = self._budgets.orphaned(taken)
@@ -317,7 +283,7 @@ class Accounts:
             return False
         lease = state.budget.hold.lease
         if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
-            await self._budgets.look(lease)
+            await self._budgets.check(lease)
             lease.schedule_check(state.response.bytes_sent, lease.delivered())
         return lease.is_over
 
@@ -329,51 +295,7 @@ class Accounts:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    async def settle(self, state: CallState) -> Totals | None:
-        """Write the record and its charge, once. An interrupted settlement can be repeated."""
-        if state.settlement.is_settled:
-            return state.settlement.totals
-        going = None
-        if state.settlement.record is None:
-            await self._read_for_record(state)
-            # Only the first time: after an interrupted settlement it is unknown whether the session's step changed.
-            state.settlement.record = self._record(state)
-            self._note_one_piece(state, state.settlement.record)
-            going = self._going(state, state.settlement.record)
-        record = state.settlement.record
-        # A call that the gateway itself could not serve is not recorded, but its hold must be released. A pending call
-        # is recorded even without a session: otherwise its usage would never be counted.
-        is_recorded = record.session is not None or record.outcome == PENDING
-        if state.budget.is_holding or (is_recorded and not isinstance(state.response.fault, GatewayFault)):
-            claims = self._budgets.to_read(state.budget.accounts)
-            record = await self._fetched.before(state, record)
-            closing = await self._written(state, record, going, claims)
-            self._give_back(state, record.spent)
-            if closing is not None:
-                state.settlement.totals = closing.totals
-            if claims or state.budget.accounts.is_stale:
-                state.budget.accounts = self._budgets.again(
-                    state.budget.accounts, closing.balances if closing is not None else None
-                )
-        if await self._fetched.looked_back(state):
-            with self._fetched.whatever():
-                state.settlement.totals = await self.totals_now(state)
-        self.end(state)
-        await self._fetched.after(state, record)
-        return state.settlement.totals
-
-    async def _read_for_record(self, state: CallState) -> None:
-        """Read the texts of a large body in a thread, if the call's record needs them."""
-        call = state.call
-        if call is None or not self._records.needs_texts(state):
-            return
-        try:
-            await self._read_body(len(call.body), lambda: text_estimate(state))
-        except asyncio.CancelledError:
-            # The call must be settled now: its length is charged.
-            state.budget.text_tokens = ceil(len(call.body) / _UNREAD_BYTES)
-
-    def _note_one_piece(self, state: CallState, record: CallRecord) -> None:
+    def note_one_piece(self, state: CallState, record: CallRecord) -> None:
         """Note a stream that brought far more than was reserved, because it could not have been ended in time."""
         taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.final_response_tokens is not None or taken.hold is None:
@@ -381,74 +303,38 @@ class Accounts:
         if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
             self._in_one_piece.add(state.routing.route)
 
-    def _record(self, state: CallState) -> CallRecord:
-        """Return the call's record; if its usage cannot be read, the one of `RecordBuilder.build_unreadable`."""
-        try:
-            return self._records.build(state)
-        except Exception:
-            logger.exception("the usage of call %s cannot be read", state.incoming.call_id)
-            return self._records.build_unreadable(state)
+    def claims_to_read(self, state: CallState) -> Sequence[Claim]:
+        """Return the accounts to read when the call is settled, see `Budgets.claims_to_read`."""
+        return self._budgets.claims_to_read(state.budget.accounts)
 
-    def _going(self, state: CallState, record: CallRecord) -> StepTransition | None:
-        try:
-            return self._steps.transition(state, record)
-        except Exception:
-            # The position of a session in its steps is guidance, and no reason to lose a charge.
-            logger.exception("the step transition of call %s cannot be determined", record.call_id)
-            return None
+    def refresh(self, state: CallState, balances: Sequence[Balance] | None) -> None:
+        """Update what the accounts have left after the call. `balances`: of `claims_to_read`; None if unknown."""
+        state.budget.accounts = self._budgets.after_call(state.budget.accounts, balances)
 
-    def end(self, state: CallState) -> None:
-        """Release what this worker keeps of the call, and notify the observers; only the first time.
-
-        This includes a call whose settlement was interrupted: the settler writes its record as soon as it can. If a
-        call has no record, its hold ends with its lease, and is settled as that of a worker that died.
-        """
-        if state.settlement.is_settled:
-            return
-        record = state.settlement.record
-        self._give_back(state, record.spent if record is not None else NOTHING)
-        if record is None:
-            return
-        state.settlement.is_settled = True
-        # The charge of a pending call is reported once, when it is known.
-        reported = record if record.outcome != PENDING else replace(record, charge=None)
-        # The totals belong to the session whose response was fetched, not to the request that fetched it.
-        totals = state.settlement.totals if state.settlement.fetched is None else None
-        notify(self._listeners, reported, totals, self.allowance(state))
-
-    def _give_back(self, state: CallState, spent: Amount) -> None:
+    def release(self, state: CallState, spent: Amount) -> None:
+        """Release the hold of a call that is settled. `spent`: what the call did cost."""
         taken, state.budget.hold = state.budget.hold, None
         if taken is not None:
             self._budgets.close(taken, spent)
-
-    async def _written(
-        self, state: CallState, record: CallRecord, going: StepTransition | None, claims: Sequence[Claim]
-    ) -> CallEnd | None:
-        """Write the record together with the session's new position in its steps. See `Settler.close`."""
-        if going is not None:
-            try:
-                closing = await self._settler.close_with(record, going, claims)
-            except StoreUnavailable as error:
-                self._steps.apply_unstored(state, going, error)
-            else:
-                state.settlement.record = self._steps.accept_transition(state, going)
-                return closing
-        return await self._settler.close(record, claims)
 
     # --- at any time -------------------------------------------------------------------------------------------
 
     async def totals_now(self, state: CallState) -> Totals | None:
         """Return the session's totals, including this call only if it was settled; None if they are unknown."""
-        if state.session is None or self._settler.is_unavailable:
+        if state.session is None:
             return None
         with contextlib.suppress(StoreUnavailable):
-            return await self._store.totals(state.session)
+            return await self._budgets.totals(state.session)
         return None
 
     def allowance(self, state: CallState) -> Allowance | None:
         """Return what the call's accounts have left, by the balances as last read."""
         budgets = state.budget.accounts.budgets
         return allowance(budgets, self._budgets.policy.warn_at) if budgets else None
+
+
+def _is_stream(state: CallState) -> bool:
+    return state.call is not None and state.call.stream
 
 
 def _read_for_hold(state: CallState, call: Call) -> None:

@@ -8,18 +8,20 @@ from typing import Final
 
 from gateway.call.types import CallAccounts, TakenHold
 from gateway.core.bounded import BoundedDict
-from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
+from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged, StoreUnavailable
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
 from gateway.core.ledger.charging import BudgetPolicy, ChargedAccounts, claims_of, limits_output
 from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, hold_for, limit_of_hold, longest_text
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Sessions, Store
+from gateway.core.ports import Sessions
 from gateway.core.record import CallRecord
+from gateway.core.session import Remembered
 from gateway.core.stored import CallStart, OpenHold
+from gateway.core.usage import Totals
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.leases import Lease, Leases
-from gateway.stores.stale_accounts import StaleAccounts
 
 #: maximum number of parents that a session's calls are charged to
 _MOST_PARENTS: Final = 8
@@ -28,19 +30,20 @@ _MOST_SEEN: Final = 4_096
 #: the parent of each session that was just read; None if it has none
 Parents = Mapping[SessionKey, str | None]
 _NOTHING_READ: Final[Parents] = {}
+#: what the store knows of a call's session, whose accounts are charged, and their balances
+OpenedAccounts = tuple[CallStart, ChargedAccounts, CallAccounts]
+#: of a call without a session, or while the store is unavailable
+_NOTHING_KNOWN: Final = CallStart(Remembered(), (), None)
 
 
 class Budgets:
     """Reserve budgets for calls. One instance serves all calls under one configuration."""
 
-    def __init__(
-        self, store: Store, leases: Leases, stale: StaleAccounts, policy: BudgetPolicy, wall: Callable[[], float]
-    ) -> None:
+    def __init__(self, store: FallbackStore, leases: Leases, policy: BudgetPolicy, wall: Callable[[], float]) -> None:
         self.policy = policy
         self._store = store
         self._leases = leases
         self._wall = wall
-        self._stale = stale
         #: the parents of sessions as last read, from the nearest up
         self._above = BoundedDict[SessionKey, tuple[SessionKey, ...]](_MOST_SEEN)
 
@@ -106,32 +109,59 @@ class Budgets:
             )
         raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
-    async def opening(
-        self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
-    ) -> tuple[CallStart, ChargedAccounts, CallAccounts]:
-        """Return what the session remembers, whose accounts are charged, and the balances of these accounts.
-
-        `named`: the parent of the session, as the call names it.
+    async def open(
+        self, session: SessionKey | None, charged: ChargedAccounts, named: str | None, *, with_totals: bool
+    ) -> OpenedAccounts:
+        """Read the accounts of a call like `read`. While the store is unavailable, return them as last read.
 
         Raises:
             InvalidRequest: see `parents`.
+            StoreDamaged: an account cannot be read. What it may spend is unknown until it is repaired.
+            StoreUnavailable: the store is unavailable, and no calls are accepted without it.
         """
+        try:
+            return await self.read(session, charged, named, with_totals=with_totals)
+        except StoreDamaged:
+            raise
+        except StoreUnavailable:
+            self._store.availability.check_open()
+        if session is not None:
+            charged = replace(charged, parents=self.parents_as_seen(session, named))
+        return _NOTHING_KNOWN, charged, self.stale_book(charged)
+
+    async def read(
+        self, session: SessionKey | None, charged: ChargedAccounts, named: str | None, *, with_totals: bool
+    ) -> OpenedAccounts:
+        """Return what the session remembers, whose accounts are charged, and the balances of these accounts.
+
+        Args:
+            session: the session of the call, if it has one.
+            charged: whose accounts are charged, as far as the call says.
+            named: the parent of the session, as the call names it.
+            with_totals: read the session's totals too.
+
+        Raises:
+            InvalidRequest: see `parents`.
+            StoreUnavailable: the accounts cannot be read.
+        """
+        if session is None:
+            return _NOTHING_KNOWN, charged, await self.book(charged)
         if named is not None or (self._above and session in self._above):
             begun = await self._below(session, charged, named, with_totals=with_totals)
             if begun is not None:
                 return begun
         claims = claims_of(self.policy, charged)
-        found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
+        found = await self._store.open_call(session, [claim.undeclared for claim in claims], with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
-            return found, charged, CallAccounts.of(claims, self._seen(claims, found.balances))
+            return found, charged, CallAccounts.of(claims, _lowered(claims, found.balances))
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
         return found, charged, await self.book(charged)
 
     async def _below(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
-    ) -> tuple[CallStart, ChargedAccounts, CallAccounts] | None:
-        """Open a session that probably has parents, with one request to the store. See `opening`.
+    ) -> OpenedAccounts | None:
+        """Read a session that probably has parents, with one request to the store. See `read`.
 
         The parents are known only after the session was read. Therefore the parents as last read, or the named one, are
         read at the same time. Returns None if one of them cannot be read, because it may not be a parent at all.
@@ -139,7 +169,7 @@ class Budgets:
         likely = self._above.get(session) or (SessionKey(session.namespace, named or ""),)
         claims = claims_of(self.policy, replace(charged, parents=likely))
         try:
-            found = await self._store.opening(
+            found = await self._store.open_call(
                 session, [claim.undeclared for claim in claims], with_totals=with_totals, above=likely
             )
         except StoreDamaged:
@@ -149,7 +179,7 @@ class Budgets:
         charged = replace(charged, parents=parents)
         if parents != likely:
             return found, charged, await self.book(charged)
-        return found, charged, CallAccounts.of(claims, self._seen(claims, found.balances))
+        return found, charged, CallAccounts.of(claims, _lowered(claims, found.balances))
 
     async def _above_now(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents
@@ -181,30 +211,48 @@ class Budgets:
         return CallAccounts.of(claims, await self._balances(claims))
 
     async def _balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
-        return self._seen(claims, await self._store.balances([claim.undeclared for claim in claims]))
-
-    def _seen(self, claims: Sequence[Claim], granted: Sequence[Balance]) -> tuple[Balance, ...]:
-        """Return the balances lowered to the budget that the call declares; remember them as read for `stale_book`."""
-        self._stale.remember(granted)
-        return tuple([balance.lowered(claim.declared) for balance, claim in zip(granted, claims, strict=True)])
+        return _lowered(claims, await self._store.balances([claim.undeclared for claim in claims]))
 
     def stale_book(self, charged: ChargedAccounts) -> CallAccounts:
         """Return the accounts of a call with the balances that this worker read last."""
-        claims = self._stale.claims(claims_of(self.policy, charged))
-        return CallAccounts.of(claims, self._stale.balances(claims), is_stale=True)
+        return self._as_last_read(claims_of(self.policy, charged))
+
+    def without_store(self, book: CallAccounts) -> CallAccounts:
+        """Return the same accounts with the balances that this worker read last, as the store became unavailable.
+
+        Raises:
+            StoreUnavailable: no calls are accepted without the store.
+        """
+        self._store.availability.check_open()
+        return self._as_last_read(book.claims)
+
+    def _as_last_read(self, claims: Sequence[Claim]) -> CallAccounts:
+        known = self._store.stale.claims(claims)
+        return CallAccounts.of(known, self._store.stale.balances(known), is_stale=True)
+
+    async def totals(self, session: SessionKey) -> Totals:
+        """Return the current totals of a session.
+
+        Raises:
+            StoreUnavailable: they are unknown.
+        """
+        return await self._store.totals(session)
 
     @staticmethod
-    def to_read(book: CallAccounts) -> Sequence[Claim]:
+    def claims_to_read(book: CallAccounts) -> Sequence[Claim]:
         """Return the accounts to read when the call is settled, so that its client learns what is left after it."""
         if book.is_stale or not book.budgets:
             return ()
         return [claim.undeclared for claim in book.claims]
 
-    def again(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
-        """Return the accounts after the call. `granted`: the balances of `to_read`; None if they are unknown."""
+    def after_call(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
+        """Return the accounts after the call. `granted`: the balances of `claims_to_read`; None if they are unknown."""
         if book.is_stale:
-            return CallAccounts.of(book.claims, self._stale.balances(book.claims), is_stale=True)
-        return CallAccounts.of(book.claims, self._seen(book.claims, granted)) if granted else book
+            return self._as_last_read(book.claims)
+        if not granted:
+            return book
+        self._store.stale.remember(granted)
+        return CallAccounts.of(book.claims, _lowered(book.claims, granted))
 
     async def reserve(
         self,
@@ -236,7 +284,7 @@ class Budgets:
         self._check_price(book, need)
         opened, lease_s = self._opened(book, call_id, need, orphaned), self._leases.lease_s
         if book.is_stale:
-            outcome = self._stale.reserve(opened.hold)
+            outcome = self._store.stale.reserve(opened.hold)
         else:
             outcome = await self._store.reserve(opened, lease_s)
         if isinstance(outcome, Refused):
@@ -269,9 +317,9 @@ class Budgets:
             lease.end_tokens = longest_text(lease.tokens)
         if book.is_stale:
             lease.pending = lambda: _as_granted(opened, granted.units)
-            lease.on_taken = lambda outcome: self._stale.drop_hold(hold.id, outcome.balances)
+            lease.on_taken = lambda outcome: self._store.stale.drop_hold(hold.id, outcome.balances)
         else:
-            self._stale.update_usage(granted.balances)
+            self._store.stale.update_usage(granted.balances)
         self._leases.open(lease)
         limit = limit_of_hold(hold, granted, need)
         return TakenHold(hold, granted.units, lease, limit, after)
@@ -310,19 +358,24 @@ class Budgets:
         pending, taken.lease.pending = taken.lease.pending, None
         return pending().as_orphaned() if pending is not None else None
 
-    async def note(self, lease: Lease, sent: int) -> None:
+    async def save_progress(self, lease: Lease, sent: int) -> None:
         """Note the bytes that were sent. See `Leases.save_progress`."""
         await self._leases.save_progress(lease, sent)
 
-    async def look(self, lease: Lease) -> None:
+    async def check(self, lease: Lease) -> None:
         """Check the tokens that were delivered. See `Leases.check`."""
         await self._leases.check(lease)
 
     def close(self, taken: TakenHold, spent: Amount) -> None:
         """Release the hold of a call that was settled. `spent`: what the call did cost."""
         self._leases.close(taken.lease.id)
-        if taken.accounts.is_stale and taken.hold is not None:
-            self._stale.settle(taken.hold.id, spent)
+        # Without effect, unless only this worker knows the hold.
+        self._store.stale.settle(taken.lease.id, spent)
+
+
+def _lowered(claims: Sequence[Claim], balances: Sequence[Balance]) -> tuple[Balance, ...]:
+    """Return the balances lowered to the budget that the call declares."""
+    return tuple([balance.lowered(claim.declared) for balance, claim in zip(balances, claims, strict=True)])
 
 
 def _as_granted(opened: OpenHold, units: int) -> OpenHold:

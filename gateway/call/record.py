@@ -19,7 +19,6 @@ from gateway.core.record import (
     CANCEL_REASONS,
     NOTE_RESPONSE,
     ORPHANED,
-    PENDING,
     CallError,
     CallRecord,
     ContextRecord,
@@ -106,7 +105,7 @@ class RecordBuilder:
             record = replace(record, spent=hold.hold.amount(hold.response_tokens))
         if response.id is None:
             return record
-        return replace(record, outcome=PENDING, notes={**record.notes, NOTE_RESPONSE: safe_name(response.id)})
+        return record.as_pending(safe_name(response.id))
 
     def build_fetched(
         self, pending: CallRecord, response: ParsedResponse, route: Route, requested_tier: str | None, now: float
@@ -168,10 +167,10 @@ class RecordBuilder:
         hold, charge, spent = state.budget.hold, None, NOTHING
         if state.response.is_billed or state.dispatch.is_at_work:
             tokens = state.context.plan.context.tokens if state.context.plan is not None else 0
-            charge = Charge(Usage.of(tokens, hold.lease.saved_tokens if hold is not None else 0), "estimated", None)
+            charge = Charge(Usage.of(tokens, hold.lease.saved.tokens if hold is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
             if hold is not None and hold.hold is not None:
-                delivered = ceil(hold.lease.saved_tokens / hold.lease.responses)
+                delivered = ceil(hold.lease.saved.tokens / hold.lease.responses)
                 spent = hold.hold.amount(hold.response_tokens if state.is_fetched_later else delivered)
         return self._record(state, ParsedResponse(), charge, spent)
 

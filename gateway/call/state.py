@@ -330,6 +330,15 @@ class CallState:
         return self.incoming.endpoint.dialect
 
     @property
+    def stored_session(self) -> SessionKey | None:
+        """The session whose state this call has read and may update.
+
+        None without a session, or if the store was unavailable when the call began. Such a call does not know what
+        earlier calls decided, and must not replace it.
+        """
+        return None if self.budget.accounts.is_stale else self.session
+
+    @property
     def is_billed_later(self) -> bool:
         """Whether the provider bills the work of this call only after its response, as for a batch.
 

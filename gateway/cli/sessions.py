@@ -162,7 +162,7 @@ def budget(  # noqa: PLR0917  # typer calls it by name
 
     async def change(opened: Store) -> dict[str, Any]:
         now = (await _changed(opened, key, settings))["budget"] if is_raise else None
-        await opened.decide(key.account, _limits(named, now) if is_raise else limits)
+        await opened.override_limits(key.account, _limits(named, now) if is_raise else limits)
         return await _changed(opened, key, settings)
 
     now = with_store(config, store, change)

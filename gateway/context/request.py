@@ -181,7 +181,7 @@ class RequestComposer:
         planned = await plan_choice()
         for _ in range(_EXTRACT_TRIES):
             over = self._excess_of_unread(state, planned)
-            if over <= 0 or state.session is None or state.budget.accounts.is_stale:
+            if over <= 0 or state.stored_session is None:
                 break
             if not await self._extract(state, planned.request, contents, over):
                 break
@@ -438,15 +438,13 @@ class RequestComposer:
             return contents
         view = self._planner.view(contents)
         modes, blocks = await self._modes(state, view, choice)
-        # An unavailable store is not called. It cannot keep full texts, so nothing is left out of the results.
-        session = None if state.budget.accounts.is_stale else state.session
         # Full texts that the agent asked for by handle are sent, unless the budget is too low for them.
         is_handle_only, left = (
             state.incoming.directives.mode == "handle_only",
             remaining_fraction(state.budget.accounts.budgets),
         )
         shown = state.context.shown = await self._results.show(
-            view.messages, modes, session,
+            view.messages, modes, state.stored_session,
             blocks=blocks,
             is_summarized=self._result_summaries.is_on,
             shows_requested=is_handle_only and mode_for(left) != "handle_only",
@@ -486,9 +484,9 @@ class RequestComposer:
 
     async def remember_unread(self, state: CallState) -> None:
         """Store how unread results are shown, because they keep this form on later turns."""
-        known, session = state.context.remembered.state.unread, state.session
+        known, session = state.context.remembered.state.unread, state.stored_session
         new = {name: form for name, form in state.context.unread.items() if known.get(name) != form}
-        if session is None or not new or state.budget.accounts.is_stale:
+        if session is None or not new:
             return
         try:
             await self._store.update(session, lambda kept: kept.with_unread(new))
@@ -546,7 +544,7 @@ class RequestComposer:
             tools = None
         if session is None or (trim_decision is None and prefix is None and tools is None):
             return
-        if state.budget.accounts.is_stale:
+        if state.stored_session is None:
             state.notes["context"] = _NOT_STORED
             return
         texts = state.context.remembered.state.summaries

@@ -69,7 +69,7 @@ class ThinkingOrigins:
         state.context.unread_thinking = unread(origins, conversation.blocks, route.provider, route.model, self._rules)
         after = followed(origins, conversation.blocks, route.provider, route.model)
         may_have_thinking = conversation.blocks or "thinking" in call.fields or route is not home
-        if after == conversation.origins or not may_have_thinking or state.budget.accounts.is_stale:
+        if after == conversation.origins or not may_have_thinking or state.stored_session is None:
             return
         try:
             await self._store.update(session, lambda kept: kept.with_thinking(conversation.key, after))

@@ -42,7 +42,7 @@ class RecordRefused(StoreUnavailable):
 class Ledger(Protocol):
     """The accounts of a store: open a call, reserve its cost, and settle it."""
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         """Return what `Sessions.remembered`, `balances` and `Sessions.totals` return, read in one round trip.
@@ -100,7 +100,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
         """Return up to `limit` holds whose lease has ended. They remain until they are settled."""
         ...
 
@@ -132,14 +132,14 @@ class Ledger(Protocol):
         """
         ...
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
         """Do what `settle` does, and return its totals and the new balances of these claims, in one round trip.
 
         It raises what `settle` raises. The call is settled even if the balances cannot be read afterwards.
         """
         ...
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """Override the configured limits of one account. `limits` of None removes all overrides.
 
         A limit of None means unlimited. Dimensions that are not named keep their override.
@@ -211,7 +211,7 @@ class Sessions(Protocol):
 class Calls(Protocol):
     """The call records of a store. A record that this version cannot read is left out and named in the log."""
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
         """Return the newest records of all sessions of one namespace (None: of all), newest first."""
         ...
 
@@ -229,11 +229,11 @@ class Calls(Protocol):
         """Return the newest record with this request id or call id in one namespace (None: in any), or None."""
         ...
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         """Return the newest call of a session in this namespace whose record has this `answer`, or None."""
         ...
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """Return calls of all namespaces and workers that were settled after this cursor, in that order.
 
         Only the last `MOST_LATEST` calls are kept in order. Each comes with its current record, and deleted ones are

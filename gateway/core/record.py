@@ -6,7 +6,7 @@ The store keeps it, and observers receive it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal, get_args
@@ -324,6 +324,15 @@ class CallRecord:
         """Return whether a later record of the same call can replace this one and its charge."""
         return self.outcome in _PROVISIONAL
 
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the response is made in the background and was not fetched yet."""
+        return self.outcome == PENDING
+
+    def as_pending(self, response_id: str) -> CallRecord:
+        """Return the record while the response with this id is made in the background."""
+        return replace(self, outcome=PENDING, notes={**self.notes, NOTE_RESPONSE: response_id})
+
     def replaces(self, known: CallRecord) -> bool:
         """Return whether this record replaces `known`, a settled record of the same call.
 
@@ -337,7 +346,7 @@ class CallRecord:
     @property
     def was_fetched(self) -> bool:
         """Return whether the response was made in the background. Its duration then lasts until it was fetched."""
-        return NOTE_RESPONSE in self.notes and self.outcome != PENDING
+        return NOTE_RESPONSE in self.notes and not self.is_pending
 
     @property
     def has_fallen_back(self) -> bool:

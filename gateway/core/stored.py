@@ -15,7 +15,7 @@ from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals, Usage
 from gateway.core.values import dataclass
 
-#: calls that a store keeps in order of settlement, for `Calls.latest`
+#: calls that a store keeps in order of settlement, for `Calls.settled_after`
 MOST_LATEST: Final = 4096
 #: the orders of a list of sessions: by last call, by tokens, by cost
 Sort = Literal["recent", "tokens", "cost"]

@@ -27,13 +27,13 @@ from gateway.core.errors import (
     CompactionUnknown,
     InvalidRequest,
     SessionRequired,
-    StoreUnavailable,
     UpstreamProtocolError,
 )
 from gateway.core.http.headers import EVENTS, ProviderAddress, is_success
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Results, UpstreamReply
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.times import Clocks
 from gateway.dialects.base import Call
 from gateway.dialects.compaction import (
     COMPACT_PATH,
@@ -75,7 +75,7 @@ _MIB: Final = 2**20
 class Compactions:
     """Make and expand compactions. One instance serves all calls.
 
-    `most`: bytes of texts that a session keeps; `is_unavailable`: returns whether the store is unavailable.
+    `most`: bytes of texts that a session keeps.
     """
 
     def __init__(
@@ -87,10 +87,8 @@ class Compactions:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         most: int,
-        is_unavailable: Callable[[], bool],
         new_id: Callable[[], str],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._store = store
         self._planner = planner
@@ -98,12 +96,10 @@ class Compactions:
         self._providers = providers
         self._facts = facts
         self._most = most
-        self._is_unavailable = is_unavailable
         self._new_id = new_id
-        self._clock = clock
-        self._wall = wall
+        self._clocks = clocks
         #: models whose provider refused to compact, or responded without a compaction
-        self._unsupported = RecentModels(clock)
+        self._unsupported = RecentModels(clocks.monotonic)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -136,8 +132,6 @@ class Compactions:
         return await self._planner.read(len(call.body), partial(work, call))
 
     async def _texts(self, state: CallState, handles: Sequence[str]) -> Mapping[str, str]:
-        if self._is_unavailable():
-            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         session, namespace = state.session, state.incoming.caller.namespace
         known = dict(await self._store.results(session, handles)) if session is not None else {}
         for handle in handles:
@@ -189,8 +183,8 @@ class Compactions:
             )
         items = await self._trimmed(state, call)
         handle = await self._keep(session, bytes(join(items)).decode())
-        made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._wall()), usage)
-        state.response.status, state.dispatch.head_at = 200, self._clock()
+        made = MadeCompaction(handle, f"resp_{self._new_id()}", call.model or "", int(self._clocks.wall()), usage)
+        state.response.status, state.dispatch.head_at = 200, self._clocks.monotonic()
         if state.context.compaction == "path":
             return AlreadyRead(200, _JSON, compacted_response(made))
         if call.stream:
@@ -198,8 +192,6 @@ class Compactions:
         return AlreadyRead(200, _JSON, whole_response(made))
 
     async def _keep(self, session: SessionKey, text: str) -> str:
-        if self._is_unavailable():
-            raise StoreUnavailable("The store that keeps compacted conversations is unavailable. Try again shortly.")
         handle = handle_of(session.namespace, text)
         if await self._store.keep_results(session, {handle: text}, self._most):
             size = len(text.encode()) / _MIB

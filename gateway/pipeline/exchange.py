@@ -26,6 +26,7 @@ from typing import Final, TypeVar
 from gateway.background.index import BackgroundIndex
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
+from gateway.budget.settlement import CallSettlement
 from gateway.call.routing import (
     advisors_of,
     models_instead,
@@ -64,7 +65,7 @@ from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
 from gateway.steps.enforcement import Steps
-from gateway.stores.settler import Settler
+from gateway.stores.availability import Availability
 from gateway.upstream.body import AlreadyRead, without_compression_headers
 
 T = TypeVar("T")
@@ -83,14 +84,15 @@ class Gateway:
     Attributes:
         routes: which models are at which providers.
         providers: their addresses and keys, by name.
-        settler: writes the records of calls, and knows whether the store is available.
+        availability: whether the store is unavailable, so that new calls are refused at once.
         planner: counts and trims.
         policy: how sessions are named and counted.
         steps: which tools may be called now.
         background: finds calls by the ids of their responses.
         background_settlement: settles a call when its response is fetched later.
         thinking: remembers which model created which thinking.
-        accounts: reserves and settles.
+        accounts: reserves what a call may cost.
+        settlement: settles a call once.
         composer: decides what is sent.
         compactions: makes and expands compactions.
         dispatcher: sends a call to one provider.
@@ -102,7 +104,7 @@ class Gateway:
 
     routes: Routes
     providers: Mapping[str, ProviderAddress]
-    settler: Settler
+    availability: Availability
     planner: Planner
     policy: SessionPolicy
     steps: Steps
@@ -110,6 +112,7 @@ class Gateway:
     background_settlement: BackgroundSettlement
     thinking: ThinkingOrigins
     accounts: Accounts
+    settlement: CallSettlement
     composer: RequestComposer
     compactions: Compactions
     dispatcher: Dispatcher
@@ -172,10 +175,10 @@ class Exchange:
                 (cut for cut in CANCEL_REASONS if error.args == (cut,)), state.response.outcome
             )
         try:
-            await self._gateway.accounts.settle(state)
+            await self._gateway.settlement.settle(state)
         finally:
             # A second cancellation interrupts `settle`, and an open lease would be renewed until the worker ends.
-            self._gateway.accounts.end(state)
+            self._gateway.settlement.end(state)
             await state.dispatch.hang_up()
 
     async def _run(self) -> ClientResponse:
@@ -194,7 +197,7 @@ class Exchange:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
-            gateway.settler.check()
+            gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
         stored_id = incoming.endpoint.response_id
         lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
@@ -237,14 +240,12 @@ class Exchange:
         Raises:
             StoreUnavailable: the session of this call cannot be known, and no calls are taken without the store.
         """
-        state, settler, before = self._state, self._gateway.settler, None
-        if not settler.is_unavailable:
-            try:
-                before = await self._gateway.background.answered(response_id, state.incoming.caller.namespace)
-            except StoreUnavailable as error:
-                settler.mark_unavailable(error)
-        if state.incoming.endpoint.metered and state.session is None:
-            settler.check()
+        state, before = self._state, None
+        try:
+            before = await self._gateway.background.call_of_response(response_id, state.incoming.caller.namespace)
+        except StoreUnavailable:
+            if state.incoming.endpoint.metered and state.session is None:
+                self._gateway.availability.check()
         state.routing.kept_at = before.provider if before is not None else None
         return before
 
@@ -257,12 +258,9 @@ class Exchange:
         Returns:
             The error to raise instead of "there is no such response" if the provider cannot be looked up; else None.
         """
-        if self._gateway.settler.is_unavailable:
-            return StoreUnavailable(_PROVIDER_UNKNOWN)
         try:
             name, namespace = await self._gateway.background.origin(response_id, self._state.incoming.caller.namespace)
-        except StoreUnavailable as error:
-            self._gateway.settler.mark_unavailable(error)
+        except StoreUnavailable:
             return StoreUnavailable(_PROVIDER_UNKNOWN)
         caller, provider = self._state.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:

@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
+from gateway.budget.settlement import CallSettlement
 from gateway.call.state import CallState
 from gateway.call.types import ActiveStep, ClientResponse, RequestReport
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
@@ -28,7 +29,7 @@ from gateway.core.http.headers import (
 )
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, ParsedResponse, StreamMeter
 from gateway.dialects.partial_body import PartialBody, read_partial, read_whole
@@ -62,13 +63,16 @@ class ResponseRelay:
     def __init__(
         self,
         accounts: Accounts,
-        fetched: BackgroundSettlement,
+        background: BackgroundSettlement,
+        settlement: CallSettlement,
         clock: Callable[[], float],
+        *,
         totals_comment: TotalsComment | None,
         secrets: Sequence[bytes],
     ) -> None:
         self._accounts = accounts
-        self._fetched = fetched
+        self._background = background
+        self._settlement = settlement
         self._secrets = secrets
         self._clock = clock
         self._totals_comment = totals_comment
@@ -119,7 +123,7 @@ class ResponseRelay:
         headers = self._headers(response, decompressed=is_compressed(response))
         reply = self._reply(state, response.status, headers, body)
         reply.upstream_error = response.status >= 400  # noqa: PLR2004
-        reply.totals = await self._accounts.settle(state)
+        reply.totals = await self._settlement.settle(state)
         reply.allowance = self._accounts.allowance(state)
         reply.is_final = True
         return reply
@@ -129,7 +133,7 @@ class ResponseRelay:
         state.response.fault, state.response.status = fault, fault.status
         if state.response.outcome != "upstream_broken":
             state.response.outcome = "refused" if state.dispatch.sent_at is None else "upstream_failed"
-        totals = await self._accounts.settle(state)
+        totals = await self._settlement.settle(state)
         headers: Headers = [(b"content-type", b"application/json")]
         body = state.dialect.error(fault, state.incoming.request_id)
         reply = self._reply(state, fault.status, headers, body)
@@ -175,7 +179,7 @@ class ResponseRelay:
             body = mask(body, self._secrets)
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         state.response.bytes_sent = len(body)
-        totals = await self._accounts.settle(state)
+        totals = await self._settlement.settle(state)
         headers = self._headers(response, decompressed=was_compressed)
         reply = self._reply(state, response.status, headers, body)
         record = _settled(state)
@@ -226,7 +230,7 @@ class ResponseRelay:
                     break
                 if passed:
                     await self._accounts.deliver(state)
-                    is_found = is_found or await self._fetched.begun(state)
+                    is_found = is_found or await self._background.note_call(state)
                     yield passed
                     passed = b""
                 # If one event brought far more than the hold, the rest of the same piece has the usage that is billed.
@@ -237,7 +241,7 @@ class ResponseRelay:
         except GatewayError as fault:
             state.response.outcome, state.response.fault = "upstream_broken", fault
             reply.is_incomplete = True
-            await self._accounts.settle(state)
+            await self._settlement.settle(state)
             yield self._without_keys(self._broken_off(state, meter, fault))
             return
         tail = self._without_keys(meter.close())
@@ -293,7 +297,7 @@ class ResponseRelay:
 
         The call is settled before the client can see the end of the stream.
         """
-        totals = await self._accounts.settle(state)
+        totals = await self._settlement.settle(state)
         if totals is None:
             return tail
         record = _settled(state)
@@ -345,7 +349,7 @@ class ResponseRelay:
             reply.is_incomplete = True
             return
         state.response.outcome = "ok"
-        await self._accounts.settle(state)
+        await self._settlement.settle(state)
 
     # --- what they share ---------------------------------------------------------------------------------------
 
@@ -453,7 +457,7 @@ def _check_end(state: CallState, meter: StreamMeter) -> None:
 def _settled(state: CallState) -> CallRecord | None:
     """Return the record of the call, or of the earlier one whose response it fetched; None while that is pending."""
     record = state.settlement.fetched or state.settlement.record
-    return record if record is not None and record.outcome != PENDING else None
+    return record if record is not None and not record.is_pending else None
 
 
 def _is_embeddings(state: CallState) -> bool:

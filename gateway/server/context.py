@@ -108,7 +108,7 @@ class ContextApi:
             return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
         named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()
         claims = claims_of(rules.budget, replace(charged, parents=named))
-        opening = await self._store.opening(key, _without_declared(claims), with_totals=False, above=named)
+        opening = await self._store.open_call(key, _without_declared(claims), with_totals=False, above=named)
         state, balances = opening.remembered.state, opening.balances
         read = dict(zip(named, opening.parents, strict=True))
         above, _ = await sessions_above(self._store, key, state.parent or directives.parent, read)
@@ -150,7 +150,9 @@ class ContextApi:
         namespace = access.namespace or OPEN_NAMESPACE
         if name is not None:
             return SessionKey(namespace, name)
-        before = await self._store.answered(namespace, response_digest(earlier)) if earlier is not None else None
+        before = (
+            await self._store.call_of_response(namespace, response_digest(earlier)) if earlier is not None else None
+        )
         return before.session if before is not None else None
 
     @staticmethod

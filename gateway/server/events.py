@@ -159,7 +159,7 @@ class EventsApi:
             StoreUnavailable: the last call cannot be read.
         """
         if self._cursor is None:
-            now = (await self._store.latest(None, 0)).cursor
+            now = (await self._store.settled_after(None, 0)).cursor
             if self._cursor is None:
                 self._cursor = now
         if self._looking is None or self._looking.done():
@@ -182,7 +182,7 @@ class EventsApi:
 
     async def _send_news(self) -> None:
         while self._listeners:
-            latest = await self._store.latest(self._cursor, _PAGE)
+            latest = await self._store.settled_after(self._cursor, _PAGE)
             self._distribute(latest)
             if latest.cursor == self._cursor:
                 return

@@ -154,7 +154,7 @@ class SessionsApi:
         limits = parse_limits(asked["budget"]) if "budget" in asked else None
         setting = setting_of(asked, self._rules().agents) if "active_step" in asked else None
         if "budget" in asked:
-            await self._store.decide(key.account, limits)
+            await self._store.override_limits(key.account, limits)
         if setting is not None:
             await set_step(self._store, key, setting, self._observers, time.time())
         return await self._changed(key, access)
@@ -177,7 +177,7 @@ class SessionsApi:
 
     async def newest(self, request: Request, access: Access) -> Any:
         """GET /api/calls?limit=: return the newest records of all sessions."""
-        records = await self._store.newest(access.namespace, _limit(request))
+        records = await self._store.newest_calls(access.namespace, _limit(request))
         return {"calls": [call_json(record, access) for record in records]}
 
     async def reset(self, request: Request, access: Access) -> Any:

@@ -32,6 +32,7 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, with_agent_step
 from gateway.core.steps import DEFAULT_AGENT, Agent, ConditionFacts, Patterns, Step, StepState, Used
+from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
@@ -95,25 +96,22 @@ class Steps:
         providers: Mapping[str, ProviderAddress],
         facts: Callable[[Route], ModelFacts],
         observers: Sequence[Observer],
-        is_unavailable: Callable[[], bool],
-        clock: Callable[[], float],
-        wall: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._agents = agents
-        self._is_unavailable = is_unavailable
         self._store = store
         self._planner = planner
         self._last_messages = NewestMessages()
         self._providers = providers
         self._facts = facts
         self._listeners = [observer.stepped for observer in observers if type(observer).stepped is not Observer.stepped]
-        self._wall = wall
+        self._clocks = clocks
         #: models that refused a choice of some tools (`allowed_tools`)
-        self._no_choice = RecentModels(clock)
+        self._no_choice = RecentModels(clocks.monotonic)
         #: models that refused a forced tool call
-        self._no_force = RecentModels(clock)
+        self._no_force = RecentModels(clocks.monotonic)
         #: models that refused a system message that withdraws tools
-        self._no_changes = RecentModels(clock)
+        self._no_changes = RecentModels(clocks.monotonic)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -130,7 +128,7 @@ class Steps:
         agent, session, incoming = self._agent(state), state.session, state.incoming
         if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return
-        if self._is_unavailable():
+        if state.stored_session is None:
             # The position is unknown. Starting from the first step could refuse tools that are allowed now.
             state.notes["step"] = "none: the store is unavailable"
             return
@@ -157,9 +155,6 @@ class Steps:
     ) -> StepState:
         """Enter the step that follows from the stored position, and store it; return `expected` if that fails."""
         before = entered = _AT_START
-        if self._is_unavailable():
-            state.notes["step"] = _UNAVAILABLE
-            return expected
 
         def change(kept: SessionState) -> SessionState:
             nonlocal before, entered
@@ -336,7 +331,7 @@ class Steps:
         """Return the step transition caused by the response's tool calls, or None.
 
         None if the response calls no tools or was truncated, so that its tool calls will not be run. Also None if the
-        transition cannot be stored; a note then says why.
+        client left before the response ended; a note then says so.
         """
         active = state.steps.active
         if active is None or not record.tools:
@@ -346,11 +341,7 @@ class Steps:
         if state.settlement.is_unheard:
             state.notes["step"] = _UNHEARD
             return None
-        going = StepTransition(active, _offered_names(state, active, record.tools), record)
-        if self._is_unavailable():
-            self.apply_unstored(state, going)
-            return None
-        return going
+        return StepTransition(active, _offered_names(state, active, record.tools), record)
 
     def accept_transition(self, state: CallState, going: StepTransition) -> CallRecord:
         """Accept the transition that was stored with the record, notify observers, and return the record."""
@@ -360,12 +351,12 @@ class Steps:
             self._tell(session, active.agent, going.at, used.state, going.tools)
         return going.record
 
-    def apply_unstored(self, state: CallState, going: StepTransition, error: StoreUnavailable | None = None) -> None:
+    def apply_unstored(self, state: CallState, going: StepTransition, error: StoreUnavailable) -> None:
         """Apply the transition to the position that this call knows, after it could not be stored.
 
         The position in the steps is guidance, so its loss is no reason to fail the call.
 
-        `error`: why it was not stored; None: the store is known to be unavailable.
+        `error`: why it was not stored.
         """
         active = going.stepped
         active.state, active.stray = active.agent.after_tools(active.state, going.tools, active.facts)
@@ -375,7 +366,7 @@ class Steps:
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
     ) -> None:
         if self._listeners:
-            notify_step(self._listeners, session, agent, (before, after), at=self._wall(), tools=tools)
+            notify_step(self._listeners, session, agent, (before, after), at=self._clocks.wall(), tools=tools)
 
 
 class StepTransition:
@@ -438,7 +429,7 @@ def _note_limits(state: CallState, active: ActiveStep, support: RestrictionSuppo
             state.notes[name] = note
 
 
-def _reason_not_stored(error: StoreUnavailable | None) -> str:
+def _reason_not_stored(error: StoreUnavailable) -> str:
     return next((why for kind, why in _REASONS if isinstance(error, kind)), _UNAVAILABLE)
 
 

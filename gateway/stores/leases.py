@@ -21,6 +21,7 @@ from gateway.core.ledger.arithmetic import NOTHING, Granted, Hold, Refused, unit
 from gateway.core.ports import Ledger, RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
+from gateway.stores.availability import Availability
 
 logger = logging.getLogger("gateway")
 
@@ -45,6 +46,23 @@ CHECK_BYTES: Final = 2 * 1024
 _MOST_LOOK_BYTES: Final = 16 * 1024
 
 
+@dataclass(slots=True)
+class SavedProgress:
+    """What the store and the journal know of a running call.
+
+    Attributes:
+        renewed_at: monotonic seconds of the last renewal of its lease.
+        tokens: output tokens that the store knows.
+        journaled: output tokens that the journal knows; None: the call is not in the journal.
+        next_at: bytes of the response at which to check whether its tokens have to be saved.
+    """
+
+    renewed_at: float = 0.0
+    tokens: int = 0
+    journaled: int | None = None
+    next_at: int = _NOTE_BYTES
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """The lease of one open hold.
@@ -61,6 +79,7 @@ class Lease:
         on_taken: called with the grant when a pending hold was taken.
         is_over: the hold is used up and cannot be extended, so the response has to end.
         check_bytes: bytes of the response until the hold is checked again.
+        saved: what the store and the journal know of the call.
     """
 
     id: str
@@ -77,18 +96,12 @@ class Lease:
     check_bytes: int = CHECK_BYTES
     #: bytes of the response at the last check of the hold
     checked_at: int = 0
-    #: monotonic seconds of the last renewal, and output tokens that the store knows
-    renewed_at: float = 0.0
-    saved_tokens: int = 0
-    #: output tokens that the journal knows; None: the call is not in the journal
-    journaled: int | None = None
-    #: bytes of the response at which to check whether its tokens have to be saved
-    save_at: int = _NOTE_BYTES
+    saved: SavedProgress = field(default_factory=SavedProgress)
 
     @property
     def is_known(self) -> bool:
         """Return True if the call is charged even when this worker dies."""
-        return self.pending is None or self.journaled is not None
+        return self.pending is None or self.saved.journaled is not None
 
     @property
     def is_bounded(self) -> bool:
@@ -120,11 +133,10 @@ class Leases:
     """Keeps the holds of one worker alive.
 
     Args:
-        store: keeps the holds.
+        store: keeps the holds. It raises at once while it is unavailable, see `FallbackStore`.
         settle: settles the records of calls whose worker has ended.
         lease_s: see `Lease`; of holds that are taken from now on.
-        is_unavailable: returns True while the store is known to be unavailable.
-        away: called with the error when the store turns out to be unavailable.
+        availability: whether the store is unavailable.
         save_progress: writes the records to settle if this worker dies. They replace those that it wrote last.
         tick_s: seconds between two saves of the progress of streams.
         sweep_s: seconds between two searches for holds of ended workers.
@@ -136,16 +148,14 @@ class Leases:
         settle: Callable[[CallRecord], Awaitable[object]],
         *,
         lease_s: float,
-        is_unavailable: Callable[[], bool] = lambda: False,
-        away: Callable[[StoreUnavailable], None] = lambda _: None,
+        availability: Availability | None = None,
         note: Callable[[Sequence[CallRecord]], Awaitable[None]] | None = None,
         tick_s: float = TICK_S,
         sweep_s: float = _SWEEP_S,
     ) -> None:
         self._store = store
         self._settle = settle
-        self._is_unavailable = is_unavailable
-        self._away = away
+        self._availability = availability if availability is not None else Availability()
         self._note = note
         #: Notes are written one after the other. Each contains the progress of all calls at the start of its write.
         self._noting = asyncio.Lock()
@@ -173,7 +183,7 @@ class Leases:
 
     def open(self, lease: Lease) -> Lease:
         """Keep a hold alive that was just taken, or will be, and return its lease."""
-        lease.renewed_at = time.monotonic()
+        lease.saved.renewed_at = time.monotonic()
         self._open[lease.id] = lease
         return lease
 
@@ -194,15 +204,14 @@ class Leases:
         Raises:
             StoreUnavailable: the store is unavailable; responses whose hold is used up were ended.
         """
-        if self._is_unavailable():
+        if self._availability.is_unavailable:
             await self._without_store()
             return
         try:
             await self._renew()
             for lease in self._extendable():
                 await self._extend_or_end(lease)
-        except StoreUnavailable as error:
-            self._away(error)
+        except StoreUnavailable:
             await self._without_store()
             raise
         if self._has_notes:
@@ -227,9 +236,9 @@ class Leases:
 
     async def _renew(self) -> None:
         now = time.monotonic()
-        for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
+        for lease in [one for one in self._open.values() if one.pending and now - one.saved.renewed_at >= self._tick_s]:
             # The holds of calls that were accepted during an outage are taken as soon as the store is available.
-            if lease.id in self._open and not self._is_unavailable():
+            if lease.id in self._open and not self._availability.is_unavailable:
                 with contextlib.suppress(StoreDamaged):
                     await self.take(lease)
         noted = {
@@ -259,7 +268,7 @@ class Leases:
         for hold_id, tokens in noted.items():
             lease = self._open.get(hold_id)
             if lease is not None and hold_id not in unsaved:
-                lease.saved_tokens, lease.renewed_at = tokens, now
+                lease.saved.tokens, lease.saved.renewed_at = tokens, now
 
     async def _charge_so_far(self, lease: Lease, delivered: int) -> bool:
         """Charge a running call for its tokens so far; return False if the store refuses that."""
@@ -282,14 +291,10 @@ class Leases:
         if lease.end_tokens is not None:
             lease.is_over = delivered > lease.end_tokens
             return
-        if not self._is_unavailable():
-            try:
-                await self._extend(lease, delivered)
-            except StoreUnavailable as error:
-                self._away(error)
-            else:
-                return
-        lease.end_at(delivered)
+        try:
+            await self._extend(lease, delivered)
+        except StoreUnavailable:
+            lease.end_at(delivered)
 
     async def take(self, lease: Lease) -> bool:
         """Take a pending hold; return False if it is refused.
@@ -315,16 +320,14 @@ class Leases:
 
         `come`: bytes of the response, including this part.
         """
-        lease.save_at = come + _NOTE_BYTES
+        lease.saved.next_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if lease.is_known and delivered - max(lease.saved_tokens, lease.journaled or 0) < SAVE_TOKENS:
+        if lease.is_known and delivered - max(lease.saved.tokens, lease.saved.journaled or 0) < SAVE_TOKENS:
             return
-        if lease.pending is None and not self._is_unavailable():
-            try:
+        if lease.pending is None:
+            with contextlib.suppress(StoreUnavailable):
                 await self._save_progress({lease.id: delivered})
-            except StoreUnavailable as error:
-                self._away(error)
-        if self._is_unavailable():
+        if self._availability.is_unavailable:
             await self._journal()
 
     async def _journal(self) -> None:
@@ -340,23 +343,23 @@ class Leases:
             tokens = {lease: lease.delivered() for lease in self._open.values() if self._is_unsaved(lease, now)}
             await self._note([record for lease in tokens if (record := _orphaned(lease, tokens[lease])) is not None])
             for lease in self._open.values():
-                lease.journaled = tokens.get(lease)
+                lease.saved.journaled = tokens.get(lease)
             self._notes_written, self._has_notes = asked, bool(tokens)
 
     def _is_unsaved(self, lease: Lease, now: float) -> bool:
         """Return True if the store does not know the tokens of a call. A call that has just begun may end soon."""
         delivered = lease.delivered()
         if lease.pending is None:
-            return delivered != lease.saved_tokens
-        return delivered > 0 or lease.is_known or now - lease.renewed_at >= self._tick_s
+            return delivered != lease.saved.tokens
+        return delivered > 0 or lease.is_known or now - lease.saved.renewed_at >= self._tick_s
 
     def _tokens_to_save(self, lease: Lease, now: float) -> int | None:
         """Return the tokens to save for a hold; None if there are no new ones and its lease is not due."""
         if lease.pending is not None:
             return None
         delivered = lease.delivered()
-        is_due = now - lease.renewed_at > lease.lease_s * _RENEW_AT
-        return delivered if delivered != lease.saved_tokens or is_due else None
+        is_due = now - lease.saved.renewed_at > lease.lease_s * _RENEW_AT
+        return delivered if delivered != lease.saved.tokens or is_due else None
 
     async def _extend(self, lease: Lease, delivered: int) -> None:
         """Extend a hold of which little is left, to one step beyond the tokens delivered so far."""
@@ -370,7 +373,7 @@ class Leases:
         elif lease.opened is not None:
             # The call was charged as orphaned and cannot get a hold again. It may use what its budgets have left.
             lease.tokens = max(
-                lease.tokens, lease.saved_tokens + await self._room(lease.opened.hold, asked) * lease.responses
+                lease.tokens, lease.saved.tokens + await self._room(lease.opened.hold, asked) * lease.responses
             )
         lease.end_at(delivered)
 
@@ -395,7 +398,7 @@ class Leases:
         """
         was_available, self._was_available = self._was_available, False
         # Holds of this worker may be among them. Ask for as many more, so that these do not hide others.
-        overdue = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._passed_on))
+        overdue = await self._store.overdue_holds(_SWEEP_MOST + len(self._open) + len(self._passed_on))
         self._was_available = True
         if not was_available:
             return

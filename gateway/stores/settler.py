@@ -7,17 +7,18 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
+from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import CallEnd, StepEnding
 from gateway.core.usage import Totals
+from gateway.stores.availability import Availability
 from gateway.stores.journal import REMEDY, Journal, Left
 
 T = TypeVar("T")
@@ -33,15 +34,12 @@ _RETRY_S: Final = 0.5
 _AT_ONCE: Final = 64
 #: seconds between two searches for journals of ended workers
 _RECOVER_S: Final = 10.0
-#: messages about damage to remember, so that each is logged once
-_MOST_DAMAGES: Final = 1_000
 
 
 class Settler:
     """Settle calls by writing their records. Settling is idempotent by `call_id`, so trying again is safe.
 
-    It also tracks whether the store is unavailable: from the first failure until the store has taken all waiting
-    records.
+    Its `availability` is that of the worker's store. The settler marks the store as available again.
 
     Args:
         store: takes the records.
@@ -59,18 +57,15 @@ class Settler:
         is_open: bool = False,
         most_waiting: int = _MAX_WAITING,
     ) -> None:
-        self.is_open = is_open
+        self.availability = Availability(
+            is_open=is_open, waiting=lambda: len(self._waiting), on_failure=self._retry_soon
+        )
         self._most_waiting = most_waiting
-        #: called when the store is available again
-        self.on_available: Callable[[], None] = lambda: None
         self._store = store
         self._journal = journal
         self._waiting: deque[CallRecord] = deque()
         #: call ids of waiting records that are not in the journal
         self._unwritten: set[str] = set()
-        self._is_unavailable = False
-        #: how often the store could not be used
-        self.failures = 0
         #: The store is still marked as unavailable, but has taken some waiting records. New records then go straight to
         #: it. If they queued up as well, the queue would never get empty while calls are accepted.
         self._is_returning = False
@@ -82,8 +77,7 @@ class Settler:
         self._recovery: asyncio.Task[None] | None = None
         #: writes to the disk, which continue if their caller is cancelled
         self._unfinished: set[asyncio.Task[Any]] = set()
-        #: damage and unreadable journals that the log has named already
-        self._damages: set[str] = set()
+        #: unreadable journals that the log has named already
         self._unreadable: set[Path] = set()
         #: the last records given to `note` are on the disk, or there were none yet
         self._can_note = True
@@ -100,71 +94,33 @@ class Settler:
             self._recovery = asyncio.create_task(self._recover_regularly())
 
     @property
-    def is_unavailable(self) -> bool:
-        """Return True while the store cannot be used."""
-        return self._is_unavailable
-
-    @property
     def waiting(self) -> int:
         """Return the number of ended calls of this worker that wait for the store in memory."""
         return len(self._waiting)
 
-    def check(self) -> None:
-        """Refuse a new call at once while the store is unavailable, unless `is_open`.
-
-        Raises:
-            StoreUnavailable: the store is unavailable.
-        """
-        if self._is_unavailable and not self.is_open:
-            raise StoreUnavailable(
-                f"The store is unavailable. Ended calls that wait for it: {len(self._waiting)}. Try again shortly."
-            )
-
-    def mark_unavailable(self, error: StoreUnavailable) -> None:
-        """Mark the store as unavailable after an error, so that no call waits for it until it is available again.
-
-        Damage is only logged, as the store still works for other calls.
-        """
-        self.failures += 1
-        if isinstance(error, StoreDamaged):
-            self._log_damage(error)
-            return
-        if not self._is_unavailable:
-            logger.error("store unavailable, %s: %s", self._consequence, error.message)
-            self._is_unavailable = True
+    def _retry_soon(self) -> None:
         self._is_returning = False
         self._start_retrying()
-
-    def _log_damage(self, error: StoreDamaged) -> None:
-        if error.message not in self._damages:
-            if len(self._damages) == _MOST_DAMAGES:
-                self._damages.clear()
-            self._damages.add(error.message)
-            logger.error("store damaged, calls are refused: %s", error.message)
 
     def _start_retrying(self) -> None:
         if self._retry is None or self._retry.done():
             self._retry = asyncio.get_running_loop().create_task(self._retry_until_settled())
 
-    @property
-    def _consequence(self) -> str:
-        return "calls continue and are journaled" if self.is_open else "calls are refused"
-
     async def settle(self, record: CallRecord) -> Totals | None:
         """Settle a call and return its session's totals; None if the store is unavailable or refuses the record."""
-        closing = await self.close(record, ())
+        closing = await self.settle_and_read(record, ())
         return closing.totals if closing is not None else None
 
-    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd | None:
+    async def settle_and_read(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd | None:
         """Settle a call like `settle`, and also return the balances of these accounts after it."""
-        if self._is_unavailable and not self._is_returning:
+        if self.availability.is_unavailable and not self._is_returning:
             await self._keep(record)
             return None
         try:
             settled = record if record.lesson is None else await self._without_lesson(record)
             if not claims:
                 return CallEnd(await self._store.settle(settled))
-            return await self._store.closing(settled, None, claims)
+            return await self._store.settle_and_read(settled, None, claims)
         except asyncio.CancelledError:
             # It may have been written or not. Settling it again counts it once.
             await self._keep(record)
@@ -173,28 +129,28 @@ class Settler:
             await self._shielded(self._set_aside(record, error))
             return None
         except StoreUnavailable as error:
-            self.mark_unavailable(error)
+            self.availability.report(error)
             await self._keep(record)
             return None
 
-    async def close_with(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
-        """Settle a call together with the change that it makes to its session's state; see `close`.
+    async def settle_with_step(self, record: CallRecord, ending: StepEnding, claims: Sequence[Claim]) -> CallEnd:
+        """Settle a call together with the change that it makes to its session's state; see `settle_and_read`.
 
         An ending is never queued with its record: the state of the session may change before the record is written.
 
         Raises:
-            StoreUnavailable: nothing is settled or journaled. Then call `close`, which needs no ending.
+            StoreUnavailable: nothing is settled or journaled. Then call `settle_and_read`, which needs no ending.
         """
+        if self.availability.is_unavailable:
+            raise self.availability.error()
         try:
             settled = record if record.lesson is None else await self._without_lesson(record)
-            return await self._store.closing(settled, ending, claims)
+            return await self._store.settle_and_read(settled, ending, claims)
         except asyncio.CancelledError:
             await self._keep(record)
             raise
-        except (StoreConflict, RecordRefused):
-            raise
         except StoreUnavailable as error:
-            self.mark_unavailable(error)
+            self.availability.report(error)
             raise
 
     async def _without_lesson(self, record: CallRecord) -> CallRecord:
@@ -290,7 +246,7 @@ class Settler:
         return True
 
     async def _retry_until_settled(self) -> None:
-        while self._waiting or self._is_unavailable or self._writing:
+        while self._waiting or self.availability.is_unavailable or self._writing:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._drain()
@@ -301,7 +257,7 @@ class Settler:
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
-            if self._is_unavailable:
+            if self.availability.is_unavailable:
                 await self._store.ping()
             while self._waiting:
                 await self._settle_oldest()
@@ -332,10 +288,7 @@ class Settler:
         self._unwritten.clear()
         if self._journal is not None:
             self._release(self._journal)
-        if self._is_unavailable:
-            self._is_unavailable = False
-            logger.warning("store available again, all settlements written")
-            self.on_available()
+        self.availability.restore()
 
     def _release(self, journal: Journal) -> None:
         """Delete the journal, or leave it to be recovered like that of an ended worker if it alone holds records."""
@@ -350,7 +303,7 @@ class Settler:
 
     async def _recover_regularly(self) -> None:
         while True:
-            if not self._is_unavailable:
+            if not self.availability.is_unavailable:
                 try:
                     await self.recover()
                 except StoreUnavailable:

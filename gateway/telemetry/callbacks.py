@@ -22,7 +22,7 @@ from gateway.core.ids import call_id
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
@@ -79,7 +79,7 @@ class CallbackObserver(Observer):
         if "on_finish" in self._wanted:
             # Receivers ignore an event whose id they know. A pending call is reported again when it has finished, so
             # its two events need different ids.
-            kind = "pending" if call.outcome == PENDING else "finish"
+            kind = "pending" if call.is_pending else "finish"
             self._send("on_finish", f"{kind}_{call.call_id}", shown)
 
     def _usage(self, call: Event, totals: Totals | None, left: Allowance | None) -> Event:

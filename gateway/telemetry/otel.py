@@ -18,7 +18,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.providers import PROVIDERS
-from gateway.core.record import PENDING, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.usage import Totals
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _common(call: CallRecord) -> Attributes:
         attributes["gen_ai.response.model"] = call.response_model
     if call.error_code is not None:
         attributes["error.type"] = call.error_code
-    elif call.status >= _FAILED or call.outcome not in {"ok", PENDING}:
+    elif call.status >= _FAILED or not (call.outcome == "ok" or call.is_pending):
         attributes["error.type"] = str(call.status) if call.outcome == "provider_error" else call.outcome
     return attributes
 

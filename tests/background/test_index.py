@@ -62,9 +62,9 @@ async def test_the_response_of_an_orphaned_call_can_be_continued_once_fetched() 
     noted = await before.store.learned(f"pending\n{name}") or b""
     await world.store.learn({f"pending\n{name}": lambda _: noted})
     await world.store.settle(replace(begun, outcome=ORPHANED, notes={}, answer=None))
-    assert await world.store.answered("alice", name) is None
+    assert await world.store.call_of_response("alice", name) is None
     await fetched(world, usage=USAGE)
-    found = await world.store.answered("alice", name)
+    found = await world.store.call_of_response("alice", name)
     assert found is not None
     assert (found.call_id, found.outcome) == (begun.call_id, "ok")
 
@@ -122,8 +122,8 @@ async def test_a_fetched_response_without_a_known_call_is_forwarded(
 
 async def test_observers_receive_nothing_for_an_unknown_response() -> None:
     background = World().gateway.background
-    assert not await background.is_first("resp_1")
-    assert not await background.is_first("resp_1")
+    assert not await background.claim_notification("resp_1")
+    assert not await background.claim_notification("resp_1")
 
 
 async def test_fetching_a_settled_response_charges_nothing(

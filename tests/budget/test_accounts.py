@@ -298,7 +298,7 @@ async def test_a_call_that_cannot_be_reserved_is_charged_before_its_first_chunk_
     world = World()
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("one"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
-        await world.store.decide(KEY.account, {"tokens": 1})
+        await world.store.override_limits(KEY.account, {"tokens": 1})
         assert not isinstance(reply.body, bytes)
         await anext(reply.body)
         [charged] = await world.store.calls(KEY, 9)

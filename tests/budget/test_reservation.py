@@ -20,6 +20,8 @@ from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import CallStart
+from gateway.stores.availability import Availability
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.stale_accounts import StaleAccounts
@@ -37,8 +39,12 @@ class SlowStore(MemoryStore):
         return found
 
 
+def fallback_of(store: MemoryStore, stale: StaleAccounts | None = None) -> FallbackStore:
+    return FallbackStore(store, Availability(), stale)
+
+
 def budgets(store: MemoryStore, policy: BudgetPolicy | None = None) -> Budgets:
-    return Budgets(store, Leases(store, store.settle, lease_s=60), StaleAccounts(), policy or BudgetPolicy(), time.time)
+    return Budgets(fallback_of(store), Leases(store, store.settle, lease_s=60), policy or BudgetPolicy(), time.time)
 
 
 async def test_sessions_that_name_each_other_concurrently_leave_no_circle() -> None:
@@ -63,7 +69,7 @@ async def test_of_two_parents_named_concurrently_one_is_kept_and_the_other_refus
 
 async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
     """Return the ids of the parents that a call of a session is charged to."""
-    _, charged, book = await asked.opening(session, ChargedAccounts("alice", session=session), named, with_totals=False)
+    _, charged, book = await asked.read(session, ChargedAccounts("alice", session=session), named, with_totals=False)
     assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
     assert [balance.key for balance in book.balances] == [claim.key for claim in book.claims]
     return [key.id for key in charged.parents]
@@ -140,12 +146,12 @@ async def test_while_the_store_is_unavailable_at_most_eight_parents_are_charged(
 class DamagedStore(MemoryStore):
     """A store in which the account of the session "b" cannot be read."""
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         if B.account in [claim.key for claim in claims]:
             raise StoreDamaged("b")
-        return await super().opening(session, claims, with_totals=with_totals, above=above)
+        return await super().open_call(session, claims, with_totals=with_totals, above=above)
 
 
 async def test_a_damaged_account_does_not_affect_sessions_that_are_not_its_children() -> None:
@@ -159,7 +165,7 @@ async def test_a_damaged_account_does_not_affect_sessions_that_are_not_its_child
 async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_once() -> None:
     store, charged = MemoryStore(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60)
-    found = Budgets(store, leases, StaleAccounts(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    found = Budgets(fallback_of(store), leases, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
 
     async def taken(book: CallAccounts, call_id: str) -> TakenHold:
         need = CallNeed(100, output=50)
@@ -178,7 +184,7 @@ async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_on
 async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, is_reported_in_time: bool) -> None:
     store, stale, charged = MemoryStore(), StaleAccounts(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
-    found = Budgets(store, leases, stale, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    found = Budgets(fallback_of(store, stale), leases, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
     await found.book(charged)
     need, call = CallNeed(100, output=700), record("a", 0.0)
     taken = await found.reserve(found.stale_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)

@@ -24,7 +24,7 @@ from gateway.core.usage import Charge, Usage
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call, ParsedResponse
 from gateway.dialects.reported import ReportedUsage
-from gateway.stores.leases import Lease
+from gateway.stores.leases import Lease, SavedProgress
 from tests.support.fakes import BODY, KEY, PRICE, FakeReply, World
 from tests.support.scripted import completion
 
@@ -383,7 +383,7 @@ HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 def held(state: CallState, hold: Hold | None = HOLD, noted: int = 0) -> CallState:
     """Hold tokens for a call with two responses, of which `noted` tokens have arrived."""
     state.budget.hold = TakenHold(
-        hold, 50, Lease("call-1", 60, 100, responses=2, saved_tokens=noted), None, CallAccounts()
+        hold, 50, Lease("call-1", 60, 100, responses=2, saved=SavedProgress(tokens=noted)), None, CallAccounts()
     )
     return state
 

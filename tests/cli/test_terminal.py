@@ -50,7 +50,7 @@ async def folder(gateway_command: Commands) -> Path:
             one = records.record("", began + number)
             charge = Charge(Usage.of(123_456_789, 98_765_432), "provider", Decimal("1234.567891"))
             await store.settle(replace(one, session=key, model=MODEL, charge=charge, tools=TOOLS, duration_s=12345.6))
-        await store.decide(key.account, {"tokens": LARGEST, "nano_usd": 20 * 10**9, "calls": 1_000_000})
+        await store.override_limits(key.account, {"tokens": LARGEST, "nano_usd": 20 * 10**9, "calls": 1_000_000})
     for name in KEYS:
         limits = Limits(tokens=LARGEST, nano_usd=1_234_567_890_123_456_789, calls=LARGEST, window_s=30 * 86_400.0)
         models = ("gpt-4o*", "claude-*", "accounts/fireworks/*")

@@ -163,13 +163,13 @@ async def test_a_summary_that_cannot_be_stored_is_not_used(
         return FakeReply()
 
     summing.upstream.answer = answer
-    summing.settler.is_open = True
+    summing.settler.availability.is_open = True
     reply, _ = await summing.call(summing.incoming(long_body()))
     assert reply.status == 200
     _, main = summing.upstream.sent
     assert b"[summary of" not in main.body
     _, call = summing.summary_and_call
-    assert call.notes["summary"] == "none: away"
+    assert call.notes["summary"].startswith("none: The store is unavailable")
     summing.store.away = False
     await summing.settler.aclose()
     assert (await summing.store.totals(KEY)).total_tokens == 2 * 15

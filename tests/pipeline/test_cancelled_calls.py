@@ -59,11 +59,11 @@ class WaitingStore(UnavailableStore):
             raise StoreUnavailable("no answer in time")
         return totals
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         await asyncio.sleep(0)
-        return await super().opening(session, claims, with_totals=with_totals, above=above)
+        return await super().open_call(session, claims, with_totals=with_totals, above=above)
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         await asyncio.sleep(0)

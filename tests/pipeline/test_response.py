@@ -233,7 +233,7 @@ async def test_a_stream_continues_if_the_store_becomes_unavailable_before_its_fi
         assert not isinstance(reply.body, bytes)
         world.store.away = True
         assert b"".join([piece async for piece in reply.body]) == chunk("a") + DONE
-    assert world.settler.is_unavailable
+    assert world.settler.availability.is_unavailable
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 15
@@ -256,7 +256,7 @@ async def test_a_stream_continues_under_a_budget_set_before_its_first_part(
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:
         assert not isinstance(reply.body, bytes)
-        await world.store.decide(KEY.account, {"tokens": 1})
+        await world.store.override_limits(KEY.account, {"tokens": 1})
         body = aiter(reply.body)
         await anext(body)
         (orphaned,) = await world.store.calls(KEY, 9)

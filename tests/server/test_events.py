@@ -168,13 +168,13 @@ class Store(MemoryStore):
     is_unavailable = False
     fails = False
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         self.looks += 1
         if self.is_unavailable:
             raise StoreUnavailable("away")
         if self.fails:
             raise RuntimeError("a bug")
-        return await super().latest(after, limit)
+        return await super().settled_after(after, limit)
 
 
 class World:

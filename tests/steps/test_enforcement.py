@@ -818,8 +818,8 @@ async def test_a_step_that_cannot_be_stored_is_noted_and_fails_no_call(error: St
     assert world.record.notes["step"] == f"not stored: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
-    assert world.settler.is_unavailable is (type(error) is StoreUnavailable)
-    await eventually(lambda: not world.settler.is_unavailable, "the settler recovers")
+    assert world.settler.availability.is_unavailable is (type(error) is StoreUnavailable)
+    await eventually(lambda: not world.settler.availability.is_unavailable, "the settler recovers")
     assert (await flaky.totals(KEY)).calls == 1, "it is charged all the same"
     assert (await flaky.remembered(KEY)).state.steps == {}
     written = await flaky.call(None, "request-1")
@@ -849,7 +849,7 @@ async def test_a_response_does_not_wait_for_an_unavailable_store() -> None:
 
     def answer(_: Outgoing) -> FakeReply:
         world.store.away = True
-        world.settler.mark_unavailable(StoreUnavailable("away"))
+        world.settler.availability.report(StoreUnavailable("away"))
         return calling("read_draft")
 
     world.upstream.answer = answer
@@ -862,7 +862,7 @@ async def test_a_response_does_not_wait_for_an_unavailable_store() -> None:
 
 async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
     world = world_of(replace(WORK, enforce="reject"))
-    world.settler.is_open = True
+    world.settler.availability.is_open = True
     world.store.away = True
     sending = body(["publish"])
     reply, _ = await call(world, sending)

@@ -26,7 +26,7 @@ from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
-from gateway.stores.memory import CALLS_PER_SESSION
+from gateway.stores.memory.calls import CALLS_PER_SESSION
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
 from tests.stores.files import Clock
 from tests.support.timing import LIMIT_S
@@ -153,14 +153,14 @@ async def test_a_session_begins_with_its_first_call_and_its_last_call_never_goes
     assert (view.created_at, view.last_call_at) == (1_000.0, 3_002.0)
 
 
-async def test_a_guessed_session_is_marked(store: Store, record: MakeRecord) -> None:
+async def test_derived_session_is_marked(store: Store, record: MakeRecord) -> None:
     await store.settle(record(derived_session=True))
     await store.settle(record("named"))
     views = {view.key.id: view.derived for view in (await store.sessions("alice", 10, None, "recent")).sessions}
     assert views == {"s": True, "named": False}
 
 
-async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeRecord) -> None:
+async def test_record_is_read_as_written(store: Store, record: MakeRecord) -> None:
     first = record(
         model="модель 漢 \"'; DROP TABLE calls;--",
         first_byte_s=None,
@@ -173,7 +173,7 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
     assert list(await store.calls(KEY, 1)) == [first]
 
 
-async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
+async def test_record_is_read_with_its_token_counts(store: Store, record: MakeRecord) -> None:
     fates = MessageOutcomes.of([MessageOutcome("user", 7, 7, "kept"), MessageOutcome("tool", 9, 2, "condense")])
     weights = {"search": ToolResultTokens(2, 90), "größer …": ToolResultTokens(1, 7)}
     context = counted_tokens(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
@@ -185,9 +185,7 @@ async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: M
 # --- what was saved, and the last turn ------------------------------------------------------------------------------------
 
 
-async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved_in(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_saved_tokens_and_their_calls_are_added_up(store: Store, record: MakeRecord) -> None:
     contexts = [
         counted_tokens(original=50, sent=20),
         None,
@@ -205,7 +203,7 @@ async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved
     assert view.totals == totals
 
 
-async def test_what_was_only_decided_saves_nothing(store: Store, record: MakeRecord) -> None:
+async def test_shadow_trimming_counts_no_saved_tokens(store: Store, record: MakeRecord) -> None:
     totals = await store.settle(record(charge=CHARGE, context=counted_tokens(original=50, sent=20, shadow=True)))
     assert totals == ONCE
 
@@ -227,7 +225,7 @@ async def test_a_session_remembers_what_its_frames_add(store: Store, record: Mak
     await store.settle(record(charge=CHARGE, context=None))
     assert (await store.remembered(KEY)).last_turn == first
     await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=16, frames=1, before=first)))
-    second = (await store.opening(KEY, (), with_totals=False)).remembered.last_turn
+    second = (await store.open_call(KEY, (), with_totals=False)).remembered.last_turn
     assert second == LastTurn("a", -6, 1, 8, 2)
     await store.settle(record(charge=CHARGE, context=counted_tokens("a", estimate=10, before=second)))
     assert (await store.remembered(KEY)).last_turn in (LastTurn("a", 0), LastTurn("a", 0, None, 8, 2))
@@ -243,7 +241,7 @@ async def test_a_session_remembers_what_its_providers_keep_the_newest_first(stor
     await store.settle(record(charge=None, kept=kept_text("p", ("d",), 3)))
     await store.settle(record("other", charge=CHARGE, kept=kept_text("p", ("e",), 4)))
     assert (await store.remembered(KEY)).kept == second + first
-    assert (await store.opening(KEY, (), with_totals=True)).remembered.kept == second + first
+    assert (await store.open_call(KEY, (), with_totals=True)).remembered.kept == second + first
     await store.reset(KEY)
     assert (await store.remembered(KEY)).kept == second + first
     await soon(asyncio.gather(*(store.settle(record(charge=CHARGE, kept=second)) for _ in range(20))))
@@ -298,7 +296,7 @@ async def tools_of(store: Store, key: SessionKey = KEY) -> ToolUse:
     return view.tools
 
 
-async def test_a_session_knows_which_tools_its_calls_asked_for(store: Store, record: MakeRecord) -> None:
+async def test_session_counts_the_tools_of_its_calls(store: Store, record: MakeRecord) -> None:
     for tools in (("search", "read", "search"), (), ("größer\n\0'", "123"), ("read",)):
         await store.settle(record(tools=tools, charge=CHARGE))
         await store.settle(record("other", tools=("elsewhere",)))
@@ -337,7 +335,7 @@ async def test_tools_count_once_however_often_their_call_is_offered(store: Store
 
 
 @pytest.mark.parametrize("known", [(), ("a",)])
-async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_and_once(
+async def test_tools_of_an_orphaned_call_count_once_with_its_own_record(
     store: Store, record: MakeRecord, known: tuple[str, ...]
 ) -> None:
     real = record(tools=("a", "b"))
@@ -349,7 +347,7 @@ async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_an
     assert await tools_of(store) == ToolUse(("a", "b"), {"a": 1, "b": 1})
 
 
-async def test_a_call_that_is_not_charged_or_has_no_session_adds_no_tools(store: Store, record: MakeRecord) -> None:
+async def test_uncharged_call_or_call_without_session_adds_no_tools(store: Store, record: MakeRecord) -> None:
     await store.settle(record(tools=("a",)))
     await store.settle(record(tools=("b",), charge=None))
     await store.settle(record(None, tools=("c",)))
@@ -357,9 +355,7 @@ async def test_a_call_that_is_not_charged_or_has_no_session_adds_no_tools(store:
 
 
 @pytest.mark.parametrize("again", ["reset", "delete", "expire"])
-async def test_tools_begin_anew_with_their_session_and_no_others_do(
-    store: Store, record: MakeRecord, again: str
-) -> None:
+async def test_reset_clears_the_tools_of_its_session_only(store: Store, record: MakeRecord, again: str) -> None:
     other = SessionKey("alice", "other")
     await store.settle(record(tools=("a",)))
     await store.settle(record("other", at=5_000.0, tools=("c",)))
@@ -386,7 +382,7 @@ async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_be
     assert list((await store.remembered(KEY)).state.trim_decisions) == ["p1", "p2"]
 
 
-async def test_who_made_the_thinking_of_a_conversation_is_remembered_beside_all_else(store: Store) -> None:
+async def test_thinking_origins_are_kept_with_the_other_state(store: Store) -> None:
     origins = (ThinkingOrigin("a", "claude-sonnet-5-5", 0), ThinkingOrigin("b", "claude-sonnet-5-5", 3))
     await store.update(KEY, lambda _: STATE)
     await store.update(KEY, lambda state: state.with_step("a", StepState("debate", 1, ())))
@@ -436,7 +432,7 @@ async def test_changes_at_once_all_count_among_settlements_and_lessons(store: St
     assert await store.learned("k") == b"x" * 40
 
 
-async def test_a_change_that_fails_changes_nothing_and_takes_nobody_with_it(store: Store, record: MakeRecord) -> None:
+async def test_failing_change_writes_nothing_and_fails_alone(store: Store, record: MakeRecord) -> None:
     await store.update(KEY, counts)
     await store.learn({"k": one_more})
     results = await soon(
@@ -470,9 +466,7 @@ async def counted(store: Store) -> int:
     return number_in((await store.remembered(KEY)).state.steps)
 
 
-async def test_what_the_end_of_a_call_makes_of_the_steps_is_kept_with_its_record_once(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_step_transition_is_stored_once_with_the_record(store: Store, record: MakeRecord) -> None:
     first, second = record(charge=CHARGE), record(charge=CHARGE)
     for time in range(1, 4):
         assert await store.settle(first, ending(first)) == ONCE, time
@@ -483,15 +477,13 @@ async def test_what_the_end_of_a_call_makes_of_the_steps_is_kept_with_its_record
     assert await counted(store) == 3
     found = [(one.call_id, dict(one.notes)) for one in await store.calls(KEY, 10)]
     assert found == [(second.call_id, {"number": "3"}), (first.call_id, {"number": "1"})]
-    assert [one.call.notes["number"] for one in (await store.latest(0, 10)).settled] == ["1", "3"]
+    assert [one.call.notes["number"] for one in (await store.settled_after(0, 10)).settled] == ["1", "3"]
     by_id = await store.call("alice", second.call_id)
     assert by_id is not None
     assert by_id.notes == {"number": "3"}
 
 
-async def test_a_call_that_was_taken_for_lost_goes_on_when_its_own_record_comes_and_only_then(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_orphaned_call_advances_its_step_only_with_its_own_record(store: Store, record: MakeRecord) -> None:
     own = record(charge=CHARGE)
     orphaned = replace(own, outcome=ORPHANED)
     await store.settle(orphaned)
@@ -525,7 +517,7 @@ async def test_a_call_that_ends_after_its_session_was_deleted_goes_on_from_what_
 ) -> None:
     await store.update(KEY, lambda _: STATE)
     await store.settle(record(charge=CHARGE))
-    assert (await store.opening(KEY, [], with_totals=False)).remembered.state == STATE
+    assert (await store.open_call(KEY, [], with_totals=False)).remembered.state == STATE
     await store.delete(KEY)
     if "count" in between:
         await store.update(KEY, counts)
@@ -572,7 +564,7 @@ async def test_a_lesson_adds_to_what_was_learned_under_its_key(store: Store) -> 
     assert [await store.learned(key) for key in ("a", "b\n漢", "b", "A")] == [b"\x00\xff" * 2, b"", None, None]
 
 
-async def test_no_lesson_is_no_work(store: Store) -> None:
+async def test_learning_no_lessons_writes_nothing(store: Store) -> None:
     assert await soon(store.learn({})) == {}
 
 
@@ -799,30 +791,28 @@ async def test_the_newest_call_with_an_answer_is_found_by_it_in_its_own_namespac
     ]
     for item in (items[1], items[0], items[2], record(at=5_000.0), record(at=5_000.0, answer="a2")):
         await store.settle(item)
-    assert await store.answered("alice", "a1") == items[1]
-    assert await store.answered("bob", "a1") == items[2]
-    assert await store.answered("carol", "a1") is None
-    assert await store.answered("alice", "unknown") is None
+    assert await store.call_of_response("alice", "a1") == items[1]
+    assert await store.call_of_response("bob", "a1") == items[2]
+    assert await store.call_of_response("carol", "a1") is None
+    assert await store.call_of_response("alice", "unknown") is None
 
 
-async def test_a_call_that_was_taken_for_lost_is_found_by_its_answer_once_that_is_known(
-    store: Store, record: MakeRecord
-) -> None:
+async def test_orphaned_call_is_found_by_its_response_once_known(store: Store, record: MakeRecord) -> None:
     real = record(charge=CHARGE, answer="a1")
     await store.settle(replace(real, outcome=ORPHANED, answer=None))
-    assert await store.answered("alice", "a1") is None
+    assert await store.call_of_response("alice", "a1") is None
     await store.settle(real)
-    assert await store.answered("alice", "a1") == real
+    assert await store.call_of_response("alice", "a1") == real
 
 
-async def test_an_answer_leads_nowhere_when_its_call_is_gone(store: Store, record: MakeRecord) -> None:
+async def test_deleted_call_is_not_found_by_its_response(store: Store, record: MakeRecord) -> None:
     await store.settle(record("s", at=1_000.0, charge=CHARGE, answer="deleted"))
     await store.settle(record("t", at=1_000.0, charge=CHARGE, answer="expired"))
     await store.delete(KEY)
-    assert await store.answered("alice", "deleted") is None
-    assert await store.answered("alice", "expired") is not None
+    assert await store.call_of_response("alice", "deleted") is None
+    assert await store.call_of_response("alice", "expired") is not None
     await store.expire(2_000.0)
-    assert await store.answered("alice", "expired") is None
+    assert await store.call_of_response("alice", "expired") is None
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------------------------
@@ -861,7 +851,7 @@ async def test_pages_over_all_namespaces_show_each_session_once(store: Store, re
     assert await all_pages(store, 1, "recent", "bob") == ["b", "a"]
 
 
-async def test_pages_lose_nobody_whose_total_no_double_holds(store: Store, record: MakeRecord) -> None:
+async def test_pages_are_complete_with_totals_beyond_double_precision(store: Store, record: MakeRecord) -> None:
     charge = Charge(Usage.of(MAX_TOKENS, 1), "provider", None)
     for session in ("a", "b", "c"):
         await store.settle(record(session, charge=charge))
@@ -923,7 +913,7 @@ async def test_a_reset_is_of_the_totals_alone(store: Store, record: MakeRecord) 
     assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
 
 
-async def test_a_deleted_session_remembers_nothing_settled_or_not(store: Store, record: MakeRecord) -> None:
+async def test_deleted_session_keeps_no_state(store: Store, record: MakeRecord) -> None:
     for settled in (True, False):
         await store.update(KEY, lambda _: STATE)
         if settled:
@@ -1062,7 +1052,7 @@ async def test_an_old_state_goes_if_it_has_no_session_and_stays_if_it_has(
     }
 
 
-async def test_what_was_not_learned_again_for_long_is_forgotten(store: Store, clock: Clock) -> None:
+async def test_old_lessons_expire(store: Store, clock: Clock) -> None:
     await store.learn({"old": one_more, "again": one_more})
     clock.time = 2_000.0
     await store.learn({"again": one_more, "new": one_more})
@@ -1072,7 +1062,7 @@ async def test_what_was_not_learned_again_for_long_is_forgotten(store: Store, cl
     assert [await store.learned(key) for key in ("old", "again", "new")] == [None, b"xx", b"x"]
 
 
-async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> None:
+async def test_all_calls_of_a_long_session_expire(store: Store, record: MakeRecord) -> None:
     items = [record(f"s{number}", at=1_000.0) for number in range(450)]
     items += [record(None, at=1_000.0) for _ in range(450)]
     await asyncio.gather(*(store.settle(item) for item in items))
@@ -1145,14 +1135,14 @@ async def test_texts_are_kept_up_to_the_last_byte_of_the_room_there_is(store: St
     assert await store.results_size(KEY) == 11
 
 
-async def test_a_text_that_there_is_no_room_for_leaves_the_room_to_those_behind_it(store: Store) -> None:
+async def test_text_without_room_leaves_room_for_later_texts(store: Store) -> None:
     texts = {"long": "x" * 9, "a": "x" * 4, "longer": "x" * 7, "b": "x" * 4}
     assert list(await store.keep_results(KEY, texts, 8)) == ["long", "longer"]
     assert await store.results_size(KEY) == 8
     assert [await store.result("alice", handle) for handle in texts] == [None, "xxxx", None, "xxxx"]
 
 
-async def test_what_is_kept_is_kept_again_without_room_and_counts_once(store: Store) -> None:
+async def test_stored_text_is_accepted_again_without_room_and_counts_once(store: Store) -> None:
     await store.keep_results(KEY, {"a": "x" * 6}, 10)
     for most in (10, 6, 0):
         assert list(await store.keep_results(KEY, {"a": "x" * 6, "b": "x" * 5}, most)) == ["b"]
@@ -1177,7 +1167,7 @@ async def test_the_texts_of_several_handles_are_read_at_once_of_one_session_only
     assert await store.results(SessionKey("bob", "s"), ["a"]) == {}
 
 
-async def test_each_session_has_its_own_room_and_has_it_anew_when_it_was_forgotten(
+async def test_results_limit_applies_per_session_and_resets_with_deletion(
     store: Store, record: MakeRecord, clock: Clock
 ) -> None:
     other = SessionKey("alice", "other")

@@ -118,7 +118,7 @@ async def test_record_that_cannot_replace_damaged_data_is_set_aside(
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
-    settler.check()
+    settler.availability.check()
     assert await settler.settle(record("other")) is not None
     await settler.aclose()
     (aside,) = journals.iterdir()
@@ -144,7 +144,7 @@ async def test_unreadable_record_hides_no_other(
     spoilt: Spoilt, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = spoilt.store
-    begin = (await store.latest(None, 0)).cursor
+    begin = (await store.settled_after(None, 0)).cursor
     made = [record() for _ in range(6)]
     for one in made:
         await store.settle(one)
@@ -156,7 +156,7 @@ async def test_unreadable_record_hides_no_other(
             readable[:1], readable[:2], readable, readable
         ]  # fmt: skip
     assert list(await store.calls(KEY, 9, made[4].call_id)) == readable[1:]
-    latest = await store.latest(begin, 9)
+    latest = await store.settled_after(begin, 9)
     assert [one.call for one in latest.settled] == readable[::-1]
     assert latest.cursor == begin + 6
     assert await store.call("alice", made[3].call_id) is None
@@ -172,10 +172,10 @@ async def test_refused_record_does_not_block_waiting_ones(
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Journal(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         assert await settler.settle(item) is None
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert (await calls_of(store, KEY), await calls_of(store, OTHER)) == (1, 1)
     assert said(caplog, one.call_id, "set aside")
     await settler.aclose()
@@ -223,10 +223,10 @@ async def test_a_refused_record_that_cannot_be_set_aside_is_named_and_stays_in_i
     await store.settle(replace(one, outcome=ORPHANED))
     rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Full(journals))
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert await settler.recover() == 1, "the other one, once more"
     assert said(caplog, one.call_id, "nor set aside", "No space left")
     assert [file.suffix for file in journals.iterdir()] == [".journal"]
@@ -242,24 +242,24 @@ async def test_without_a_journal_a_refused_record_is_named_as_lost(
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     assert await settler.settle(one) is None
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
     assert said(caplog, one.call_id, "lost")
 
 
-async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_being_away(
+async def test_refused_record_of_a_deleted_session_leaves_the_store_available(
     spoilt: Spoilt, record: MakeRecord
 ) -> None:
     settler, one = Settler(spoilt.store), record()
     await spoilt.store.settle(replace(one, outcome=ORPHANED))
     spoilt.orphaned(one.call_id)
     with pytest.raises(RecordRefused):
-        await settler.close_with(one, lambda places: (places, one), ())
-    settler.check()
+        await settler.settle_with_step(one, lambda places: (places, one), ())
+    settler.availability.check()
     await settler.aclose()
 
 
-async def test_an_ending_that_fails_is_no_fault_of_any_store_and_writes_nothing(
+async def test_failing_step_ending_writes_nothing_and_leaves_the_store_available(
     store: Store, record: MakeRecord
 ) -> None:
     one = record()
@@ -281,10 +281,10 @@ async def test_a_text_that_cannot_be_written_is_refused_by_each_store_that_write
     settler = Settler(spoilt.store, Journal(journals))
     assert await settler.settle(one) is None
     assert said(caplog, one.call_id, "nor set aside", "surrogates not allowed")
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     for item in (one, record("other")):
         await settler.settle(item)
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
     assert await calls_of(spoilt.store, OTHER) == 1
     await settler.aclose()
 
@@ -316,7 +316,7 @@ async def test_a_hold_that_cannot_be_read_is_named_once_and_hides_no_other(
     spoilt.hold(bad.hold.id)
     spoilt.moments.go_on(LEASE_S + 1)
     for _ in range(3):
-        assert [one.hold.id for one in await spoilt.store.overdue(9)] == [good.hold.id]
+        assert [one.hold.id for one in await spoilt.store.overdue_holds(9)] == [good.hold.id]
     assert len(said(caplog, bad.hold.id, "cannot be read", "version that wrote it")) == 1
     (balance,) = await spoilt.store.balances([Claim(KEY.account)])
     assert balance.held == Amount(200, 0, 2), "what it holds stays"
@@ -332,7 +332,7 @@ async def test_many_unreadable_holds_hide_no_other_for_long(spoilt: Spoilt, reco
     for hold_id in ids[:4]:
         spoilt.hold(hold_id)
     spoilt.moments.go_on(LEASE_S + 1)
-    found = [[one.hold.id for one in await spoilt.store.overdue(2)] for _ in range(4)]
+    found = [[one.hold.id for one in await spoilt.store.overdue_holds(2)] for _ in range(4)]
     assert found[-1] == ids[4:]
 
 
@@ -350,7 +350,7 @@ async def test_refused_orphaned_call_is_set_aside_once(
     for _ in range(3):
         await leases.sweep()
     assert len(said(caplog, one.hold.id, "set aside")) == 1
-    settler.check()
+    settler.availability.check()
     write(path, "UPDATE accounts SET decided = NULL")
     await Leases(store, settler.settle, lease_s=LEASE_S).sweep()
     assert await calls_of(store, KEY) == 1, "it is still there for a worker that can settle it"

@@ -119,12 +119,12 @@ def said(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
     return [text for text in texts if all(word in text for word in words)]
 
 
-async def test_nothing_is_read_nor_held_of_it_and_others_go_on(damaged: Damaged, record: MakeRecord) -> None:
+async def test_damaged_account_is_neither_read_nor_held_and_others_work(damaged: Damaged, record: MakeRecord) -> None:
     store = damaged.store
     await store.settle(charged(record()))
     damaged.damage()
     with pytest.raises(StoreDamaged, match="alice") as caught:
-        await store.opening(KEY, [LIMITED], with_totals=True)
+        await store.open_call(KEY, [LIMITED], with_totals=True)
     assert not caught.value.retry
     with pytest.raises(StoreDamaged):
         await store.balances([Claim(CLIENT), LIMITED])
@@ -132,22 +132,22 @@ async def test_nothing_is_read_nor_held_of_it_and_others_go_on(damaged: Damaged,
         await store.reserve(opened(record(), Claim(CLIENT), LIMITED), LEASE_S)
     assert (await numbers(store, CLIENT))[1] == Amount(), "of a hold that was not taken nothing is left"
     assert isinstance(await store.reserve(opened(record("other"), Claim(OTHER.account)), LEASE_S), Granted)
-    await store.opening(OTHER, [Claim(OTHER.account)], with_totals=True)
+    await store.open_call(OTHER, [Claim(OTHER.account)], with_totals=True)
 
 
-async def test_a_call_of_others_is_settled_though_it_cannot_be_read_after_that(
+async def test_call_is_settled_although_balances_cannot_be_read_afterwards(
     damaged: Damaged, record: MakeRecord
 ) -> None:
     store, others = damaged.store, replace(charged(record()), accounts=(CLIENT,))
     await store.settle(charged(record()))
     damaged.damage()
-    closing = await store.closing(others, None, [Claim(CLIENT), LIMITED])
+    closing = await store.settle_and_read(others, None, [Claim(CLIENT), LIMITED])
     assert closing.totals.calls == 2
     assert closing.balances is None
     assert await numbers(store, CLIENT) == (Amount(30, 0, 2), Amount())
 
 
-async def test_what_it_is_owed_is_set_aside_once_and_charged_once_it_is_mended(
+async def test_records_of_a_damaged_account_are_set_aside_and_charged_after_its_repair(
     damaged: Damaged, record: MakeRecord, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, journals, one = damaged.store, tmp_path / "journals", charged(record())
@@ -157,7 +157,7 @@ async def test_what_it_is_owed_is_set_aside_once_and_charged_once_it_is_mended(
     settled = await settler.settle(one)
     if settled is None:
         assert said(caplog, one.call_id, "set aside")
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
     damaged.mend()
     for file in journals.glob("*.unread"):
@@ -169,7 +169,7 @@ async def test_what_it_is_owed_is_set_aside_once_and_charged_once_it_is_mended(
     assert await numbers(store, CLIENT) == (Amount(15, 0, 1), Amount()), "what was held on others is given back"
 
 
-async def test_a_settlement_never_makes_zero_of_what_is_no_number(damaged: Damaged, record: MakeRecord) -> None:
+async def test_settlement_never_resets_an_invalid_number_to_zero(damaged: Damaged, record: MakeRecord) -> None:
     store = damaged.store
     await store.settle(charged(record()))
     damaged.damage()
@@ -181,9 +181,7 @@ async def test_a_settlement_never_makes_zero_of_what_is_no_number(damaged: Damag
         await store.balances([LIMITED])
 
 
-async def test_a_reset_does_not_lift_a_limit_that_nobody_can_read_and_a_deleted_session_begins_anew(
-    damaged: Damaged, record: MakeRecord
-) -> None:
+async def test_reset_keeps_an_unreadable_limit_and_deletion_removes_it(damaged: Damaged, record: MakeRecord) -> None:
     store = damaged.store
     await store.settle(charged(record()))
     damaged.damage()
@@ -195,7 +193,9 @@ async def test_a_reset_does_not_lift_a_limit_that_nobody_can_read_and_a_deleted_
     assert await numbers(store, KEY.account) == (Amount(15, 0, 1), Amount())
 
 
-async def test_holds_of_others_are_renewed_and_extended_beside_it(damaged: Damaged, record: MakeRecord) -> None:
+async def test_holds_of_other_accounts_are_renewed_although_one_is_damaged(
+    damaged: Damaged, record: MakeRecord
+) -> None:
     store = damaged.store
     leases = Leases(store, store.settle, lease_s=LEASE_S, tick_s=0.0)
     bad, good, late = record(), record("other"), record()
@@ -208,13 +208,13 @@ async def test_holds_of_others_are_renewed_and_extended_beside_it(damaged: Damag
     assert growing[good.call_id].tokens > 50
     assert [lease.is_over for lease in growing.values()] == [True, False]
     damaged.moments.go_on(LEASE_S * 0.9)
-    growing[good.call_id].renewed_at = -LEASE_S
+    growing[good.call_id].saved.renewed_at = -LEASE_S
     await leases.tick()
     damaged.moments.go_on(LEASE_S * 0.9)
-    assert good.call_id not in [one.hold.id for one in await store.overdue(10)]
+    assert good.call_id not in [one.hold.id for one in await store.overdue_holds(10)]
 
 
-async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
+async def test_damaged_account_leaves_the_store_available_and_is_logged_once(
     damaged: Damaged, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     settler = Settler(damaged.store)
@@ -224,14 +224,14 @@ async def test_the_store_is_not_away_for_it_and_the_log_has_it_once(
         try:
             await damaged.store.balances([LIMITED])
         except StoreUnavailable as error:
-            settler.mark_unavailable(error)
-    assert not settler.is_unavailable
+            settler.availability.report(error)
+    assert not settler.availability.is_unavailable
     assert len(said(caplog, "store damaged")) == 1
     assert not said(caplog, "store unavailable")
     await settler.aclose()
 
 
-async def test_old_sessions_are_forgotten_beside_it(damaged: Damaged, record: MakeRecord) -> None:
+async def test_old_sessions_expire_although_an_account_is_damaged(damaged: Damaged, record: MakeRecord) -> None:
     store = damaged.store
     for one in (charged(record()), record("other")):
         await store.settle(one)

@@ -99,13 +99,13 @@ async def test_the_newest_calls_are_listed_beside_those_that_cannot_be_read(
     (_, other) = await settle(shared, record)
     shared.spoil(_KEYS.calls(TAG)[1])
     for _ in range(2):
-        assert list(await shared.store.newest(None, 10)) == [other]
+        assert list(await shared.store.newest_calls(None, 10)) == [other]
     told = [one.getMessage() for one in heard.records if one.levelno == logging.ERROR]
     assert len(told) == 1
     assert TAG in told[0]
 
 
-async def test_a_list_goes_on_behind_a_number_that_is_none(shared: Shared, record: MakeRecord) -> None:
+async def test_session_with_an_invalid_total_is_left_out_of_lists(shared: Shared, record: MakeRecord) -> None:
     await settle(shared, record)
     shared.cli("hset", _KEYS.session(TAG), "t4", "many")
     page = await shared.store.sessions("alice", 10, None, "recent")
@@ -113,7 +113,7 @@ async def test_a_list_goes_on_behind_a_number_that_is_none(shared: Shared, recor
 
 
 @pytest.mark.parametrize("name", ["i", "c", "l", "s", "t", "x", "a", "u", "w"])
-async def test_what_is_old_is_cleared_beside_it(shared: Shared, record: MakeRecord, name: str) -> None:
+async def test_old_data_expires_although_some_is_unreadable(shared: Shared, record: MakeRecord, name: str) -> None:
     await settle(shared, record)
     await shared.store.keep_results(KEY, {"call_1": "text"}, 1_000)
     shared.spoil(_KEYS.under(TAG, name))
@@ -123,7 +123,9 @@ async def test_what_is_old_is_cleared_beside_it(shared: Shared, record: MakeReco
 
 
 @pytest.mark.parametrize("name", ["i", "c", "l"])
-async def test_calls_of_other_sessions_are_cleared_beside_it(shared: Shared, record: MakeRecord, name: str) -> None:
+async def test_calls_of_other_sessions_expire_although_one_is_unreadable(
+    shared: Shared, record: MakeRecord, name: str
+) -> None:
     (_, other) = await settle(shared, record)
     await shared.store.settle(record("other", at=LATE))
     shared.spoil(_KEYS.under(TAG, name))
@@ -132,7 +134,7 @@ async def test_calls_of_other_sessions_are_cleared_beside_it(shared: Shared, rec
 
 
 @pytest.mark.parametrize("name", ["t", "x", "a"])
-async def test_sessions_that_never_called_are_cleared_beside_it(shared: Shared, name: str) -> None:
+async def test_sessions_without_calls_expire_although_one_is_unreadable(shared: Shared, name: str) -> None:
     for session in (KEY, OTHER):
         await shared.store.keep_results(session, {"call_1": "text"}, 1_000)
     shared.spoil(_KEYS.under(TAG, name))
@@ -150,11 +152,11 @@ async def test_the_session_itself_can_be_deleted(shared: Shared, record: MakeRec
     assert (await shared.store.totals(KEY)).calls == 1
 
 
-async def test_calls_of_other_sessions_are_found_beside_it(shared: Shared, record: MakeRecord) -> None:
+async def test_calls_of_other_sessions_are_found_although_one_is_unreadable(shared: Shared, record: MakeRecord) -> None:
     for session in ("other", "s"):
         await shared.store.settle(record(session, request_id="same"))
     shared.spoil(_KEYS.calls(TAG)[1])
-    newest = await shared.store.latest(0, 10)
+    newest = await shared.store.settled_after(0, 10)
     assert [one.call.session for one in newest.settled] == [OTHER]
     found = await shared.store.call(None, "same")
     assert found is not None
@@ -172,7 +174,7 @@ async def test_a_text_that_another_session_has_too_is_found_there(shared: Shared
         shared.cli("rename", f"{name}:aside", name)
 
 
-async def test_holds_of_other_calls_are_renewed_and_found_beside_it(shared: Shared, record: MakeRecord) -> None:
+async def test_holds_of_other_calls_are_renewed_although_one_is_unreadable(shared: Shared, record: MakeRecord) -> None:
     bad, good, left = records = [record("other") for _ in range(3)]
     for one in records:
         orphaned = replace(one, outcome=ORPHANED, charge=Charge(Usage.of(1, 0), "estimated"))
@@ -183,4 +185,4 @@ async def test_holds_of_other_calls_are_renewed_and_found_beside_it(shared: Shar
     shared.moments.go_on(LEASE_S * 0.9)
     await shared.store.renew({one.call_id: 1 for one in (bad, good)})
     shared.moments.go_on(LEASE_S * 0.9)
-    assert [one.hold.id for one in await shared.store.overdue(10)] == [left.call_id]
+    assert [one.hold.id for one in await shared.store.overdue_holds(10)] == [left.call_id]

@@ -110,7 +110,7 @@ def test_only_journals_in_folders_of_other_stores_are_reported(tmp_path: Path, r
     assert len(read(left)) == 1, "it is left as it is"
 
 
-def test_a_file_is_the_owners_alone(tmp_path: Path, record: MakeRecord) -> None:
+def test_journal_file_is_private_to_its_owner(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())
     (file,) = files(tmp_path)
@@ -149,7 +149,7 @@ def test_incomplete_last_line_is_left_out_and_earlier_ones_are_read(
     assert read(tmp_path) == [whole]
 
 
-def test_a_line_that_was_damaged_hides_no_other(tmp_path: Path, record: MakeRecord) -> None:
+def test_damaged_line_hides_no_other(tmp_path: Path, record: MakeRecord) -> None:
     journal, first, last = Journal(tmp_path), record(), record()
     for one in (first, record(), last):
         journal.append(one)
@@ -273,7 +273,7 @@ def test_failed_notes_keep_the_last_ones(tmp_path: Path, record: MakeRecord) -> 
     assert read(tmp_path) == [one]
 
 
-def test_of_several_records_of_a_call_the_final_one_is_read(tmp_path: Path, record: MakeRecord) -> None:
+def test_last_of_several_journaled_records_of_a_call_is_read(tmp_path: Path, record: MakeRecord) -> None:
     journal, real = Journal(tmp_path), record()
     less, more = (replace(real, outcome=ORPHANED, spent=Amount(tokens)) for tokens in (5, 9))
     for records in ((less, more), (more, less), (less, real, more)):

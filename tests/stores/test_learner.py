@@ -55,7 +55,7 @@ async def settled(learner: Learner) -> None:
     await learner.aclose()
 
 
-async def test_what_is_reported_is_known_at_once() -> None:
+async def test_reported_lesson_is_known_at_once() -> None:
     learner = Learner(MemoryStore())
     learner.report("k", off(5))
     learner.report("k", off(7))
@@ -64,7 +64,7 @@ async def test_what_is_reported_is_known_at_once() -> None:
     await settled(learner)
 
 
-async def test_what_was_learned_survives_the_worker() -> None:
+async def test_lessons_survive_the_worker() -> None:
     store = MemoryStore()
     first = Learner(store)
     first.report("k", off(5))
@@ -86,7 +86,7 @@ async def test_two_workers_add_to_one_key() -> None:
     assert (await two.lessons("k")).offsets == (off(1), off(2))
 
 
-async def test_only_the_newest_are_kept() -> None:
+async def test_only_the_newest_lessons_are_kept() -> None:
     store = MemoryStore()
     learner = Learner(store)
     for number in range(MAX_RESIDUALS + 3):
@@ -138,7 +138,7 @@ async def test_rest_of_a_failed_write_is_written_again() -> None:
     assert await known.limit("p", "m") == LengthLimit(100)
 
 
-async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:
+async def test_limit_is_dropped_when_a_longer_request_succeeds() -> None:
     store = MemoryStore()
     learner = Learner(store)
     learner.report_limit("p", "m", LengthLimit(2_000))
@@ -180,7 +180,7 @@ async def test_limit_of_any_worker_is_trusted_for_an_hour() -> None:
     assert await Learner(store, now=lambda: clock[0]).limit("p", "m") is None
 
 
-async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minute() -> None:
+async def test_limit_learned_by_one_worker_reaches_others_within_a_minute() -> None:
     store, clock = UnavailableStore(), [1e9]
     first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
     assert await second.limit("p", "m") is None
@@ -233,7 +233,7 @@ async def test_a_window_that_is_named_again_holds_from_then_on() -> None:
     assert await learner.limit("p", "m") is None
 
 
-async def test_a_window_of_a_clock_that_was_far_ahead_is_none() -> None:
+async def test_limit_dated_in_the_future_is_ignored() -> None:
     store = MemoryStore()
     ahead = Learner(store, now=lambda: 2e9)
     ahead.report_limit("p", "m", LengthLimit(2_000))
@@ -250,7 +250,7 @@ def answered(tokens: int) -> CallRecord:
     )  # fmt: skip
 
 
-async def test_what_frames_added_in_a_session_is_known_to_others() -> None:
+async def test_frame_tokens_of_a_session_are_known_to_other_workers() -> None:
     store = MemoryStore()
     learner = Learner(store)
     first = counted(100, 1, None)

@@ -20,6 +20,8 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold, StepEnding
 from gateway.core.usage import Charge, Totals, Usage
+from gateway.stores.availability import Availability
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore
 from tests.support.timing import eventually
@@ -78,9 +80,9 @@ async def test_hold_is_renewed_before_its_lease_ends(
     lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
     for _ in range(5):
         clock.seconds += 50
-        lease.renewed_at = time.monotonic() - 50
+        lease.saved.renewed_at = time.monotonic() - 50
         await leases.tick()
-        assert await store.overdue(9) == []
+        assert await store.overdue_holds(9) == []
 
 
 async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_made_leases_longer(
@@ -93,12 +95,12 @@ async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_m
     leases.lease_s = 3_600
     await leases.take(late)
     clock.seconds += 50
-    lease.renewed_at = late.renewed_at = time.monotonic() - 50
+    lease.saved.renewed_at = late.saved.renewed_at = time.monotonic() - 50
     await leases.tick()
     clock.seconds += 50
-    assert await store.overdue(9) == []
+    assert await store.overdue_holds(9) == []
     clock.seconds += 11
-    assert len(await store.overdue(9)) == 2, "in the store they live on for as long as was said then"
+    assert len(await store.overdue_holds(9)) == 2, "in the store they live on for as long as was said then"
 
 
 async def test_saved_tokens_are_charged_when_the_worker_ends(
@@ -154,7 +156,7 @@ async def test_later_tokens_of_an_orphaned_call_are_journaled_if_the_store_refus
     lease = notes.leases.open(Lease(one.hold.id, 60, 2_000, opened=one, delivered=lambda: 7))
     await notes.tick()
     assert notes.written == [{one.hold.id: 7}]
-    assert not notes.is_unavailable, "the store is well"
+    assert not notes.availability.is_unavailable, "the store is well"
     assert lease.is_known
 
 
@@ -255,13 +257,14 @@ async def test_pending_hold_is_taken_once_and_then_renewed(record: MakeRecord) -
 
 
 async def test_hold_of_a_call_accepted_in_an_outage_waits_for_the_store(record: MakeRecord) -> None:
-    store, is_unavailable, told = Counting(), True, list[Granted]()
-    leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_unavailable=lambda: is_unavailable)
+    store, availability, told = Counting(), Availability(), list[Granted]()
+    availability.report(StoreUnavailable("away"))
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0, availability=availability)
     one = opened(record())
     leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, on_taken=told.append))
     await leases.tick()
     assert (store.taken, told) == ([], [])
-    is_unavailable = False
+    availability.restore()
     for _ in range(2):
         await leases.tick()
     assert (store.taken, [outcome.units for outcome in told]) == ([one.hold.id], [2_000])
@@ -346,10 +349,10 @@ async def test_hold_that_cannot_be_made_does_not_stop_other_renewals(
         await eventually(lambda: any("holds were not renewed" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
         lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
-        await eventually(lambda: lease.saved_tokens)
+        await eventually(lambda: lease.saved.tokens)
     await leases.aclose()
     clock.seconds += 61
-    (overdue,) = await store.overdue(1)
+    (overdue,) = await store.overdue_holds(1)
     assert overdue.noted == 7
 
 
@@ -361,7 +364,7 @@ async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, recor
             self.renewals += 1
             raise StoreUnavailable("away")
 
-        async def overdue(self, limit: int) -> list[OpenHold]:
+        async def overdue_holds(self, limit: int) -> list[OpenHold]:
             self.looks += 1
             raise StoreUnavailable("away")
 
@@ -371,7 +374,7 @@ async def test_outage_ends_no_response_within_its_hold(store: MemoryStore, recor
     lease = leases.open(Lease("x", 60, 10, step=10, delivered=lambda: 5))
     await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
-    assert lease.saved_tokens == 0
+    assert lease.saved.tokens == 0
     await leases.aclose()
 
 
@@ -389,9 +392,9 @@ class Gone(MemoryStore):
         self._check()
         return await super().extend(hold_id, units)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
         self._check()
-        return await super().overdue(limit)
+        return await super().overdue_holds(limit)
 
     def _check(self) -> None:
         self.asked += 1
@@ -438,19 +441,23 @@ class Notes:
     """The notes that a worker writes while the store is unavailable."""
 
     def __init__(self, store: Gone) -> None:
-        self.store, self.is_unavailable, self.written = store, False, list[dict[str, int]]()
+        self.store, self.availability, self.written = store, Availability(), list[dict[str, int]]()
         self.leases = Leases(
-            store,
+            FallbackStore(store, self.availability),
             store.settle,
             lease_s=60,
             tick_s=60,
-            is_unavailable=lambda: self.is_unavailable,
-            away=self._away,
+            availability=self.availability,
             note=self._note,
         )
 
-    def _away(self, error: StoreUnavailable) -> None:
-        self.is_unavailable = self.store.is_gone = True
+    def lose_store(self) -> None:
+        self.store.is_gone = True
+        self.availability.report(StoreUnavailable("away"))
+
+    def restore_store(self) -> None:
+        self.store.is_gone = False
+        self.availability.restore()
 
     async def _note(self, records: Sequence[CallRecord]) -> None:
         await asyncio.sleep(0)
@@ -476,32 +483,32 @@ async def test_stream_progress_is_journaled_until_the_store_knows_it(
     for delivered in (7, 9):
         lease.delivered = lambda come=delivered: come  # type: ignore[misc]
         await notes.tick()
-    assert notes.is_unavailable, "found out although no call came"
+    assert notes.availability.is_unavailable, "found out although no call came"
     assert notes.written == [{one.call_id: 7}, {one.call_id: 9}], "of the other nothing has come"
-    assert still.journaled is None
-    notes.is_unavailable = notes.store.is_gone = False
+    assert still.saved.journaled is None
+    notes.restore_store()
     await notes.tick()
     await notes.tick()
     assert notes.written[2:] == [{}], "once"
-    assert lease.saved_tokens == 9
+    assert lease.saved.tokens == 9
 
 
 async def test_call_unknown_to_the_store_is_journaled_after_its_first_tokens_or_a_tick(
     record: MakeRecord,
 ) -> None:
     notes = Notes(Gone())
-    notes.is_unavailable = notes.store.is_gone = True
+    notes.lose_store()
     young, old, begun = opened(record()), opened(record()), opened(record())
     leases = [notes.leases.open(Lease(one.hold.id, 60, 0, pending=partial(_same, one))) for one in (young, old, begun)]
-    leases[1].renewed_at -= 60
+    leases[1].saved.renewed_at -= 60
     leases[2].delivered = lambda: 1
     await notes.leases.save_progress(leases[2], 10)
     await notes.tick()
     assert notes.written == [{old.hold.id: 0, begun.hold.id: 1}] * 2
     assert [lease.is_known for lease in leases] == [False, True, True]
-    notes.is_unavailable = notes.store.is_gone = False
+    notes.restore_store()
     for lease in leases:
-        lease.renewed_at -= 60
+        lease.saved.renewed_at -= 60
     await notes.tick()
     assert notes.written[2:] == [{}]
     (balance,) = await notes.store.balances([CLAIM])
@@ -514,11 +521,12 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
     leases = [await kept(notes, record()) for _ in range(4)]
     for lease in leases:
         lease.delivered = lambda: delivered
-    notes.is_unavailable = notes.store.is_gone = is_gone
+    if is_gone:
+        notes.lose_store()
     asked = notes.store.asked
     for delivered in range(0, 1_024, 64):
         await asyncio.gather(*(notes.leases.save_progress(lease, 9 * delivered) for lease in leases))
-        assert delivered - (leases[0].journaled or leases[0].saved_tokens) < 256
+        assert delivered - (leases[0].saved.journaled or leases[0].saved.tokens) < 256
     if is_gone:
         written = [noted for noted, _ in groupby(notes.written)]
         assert written == [dict.fromkeys((lease.id for lease in leases), come) for come in (256, 512, 768)]
@@ -530,14 +538,14 @@ async def test_fast_streams_are_saved_every_256_tokens_and_together(record: Make
 
 
 async def test_no_response_waits_for_a_store_known_to_be_unavailable(record: MakeRecord) -> None:
-    store, one, found = Gone(), record(), list[StoreUnavailable]()
-    leases = Leases(store, store.settle, lease_s=60, is_unavailable=lambda: bool(found), away=found.append)
+    store, one, availability = Gone(), record(), Availability()
+    leases = Leases(FallbackStore(store, availability), store.settle, lease_s=60, availability=availability)
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: 1_900))
     store.is_gone = True
     for _ in range(50):
         await leases.check(lease)
-    assert (len(found), store.asked) == (1, 1)
+    assert (availability.failures, store.asked) == (1, 1)
 
 
 async def test_orphaned_stream_continues_while_its_budget_has_room(

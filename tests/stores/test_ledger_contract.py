@@ -107,13 +107,13 @@ async def refused(store: Store, opened: OpenHold) -> Refused:
 
 
 async def overdue(store: Store, limit: int = 100) -> list[str]:
-    return sorted(one.hold.id for one in await soon(store.overdue(limit)))
+    return sorted(one.hold.id for one in await soon(store.overdue_holds(limit)))
 
 
 # --- reserving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_account_that_nobody_used_stands_at_nothing_within_its_limits(store: Store) -> None:
+async def test_unused_account_has_nothing_used_and_its_limits(store: Store) -> None:
     limits = Limits(100, 200, 3)
     found = await soon(store.balances([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window_s=60))]))
     assert found[0] == Balance(S, limits, NOTHING, NOTHING)
@@ -127,7 +127,7 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     store: Store, hold: Make, moments: Time, with_totals: bool
 ) -> None:
     claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
-    nothing = await soon(store.opening(SESSION, claims, with_totals=with_totals))
+    nothing = await soon(store.open_call(SESSION, claims, with_totals=with_totals))
     assert nothing == CallStart(Remembered(), await soon(store.balances(claims)), Totals() if with_totals else None), (
         "an unknown session"
     )
@@ -135,10 +135,10 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     await granted(store, hold(*claims, fixed=Amount(10, 20, 1)))
     context = ContextRecord(6, 9, "exact", None, 6, 0, "k", 5)
     await soon(store.settle(spends(hold(*claims), Amount(7, 3, 1), context=context)))
-    await store.decide(S, {"tokens": 50})
-    await store.decide(PARENT, {"calls": 2})
+    await store.override_limits(S, {"tokens": 50})
+    await store.override_limits(PARENT, {"calls": 2})
     for asked in (claims, claims[:1], claims[-1:], []):
-        found = await soon(store.opening(SESSION, asked, with_totals=with_totals))
+        found = await soon(store.open_call(SESSION, asked, with_totals=with_totals))
         balance = await soon(store.balances(asked))
         assert found.remembered == await store.remembered(SESSION)
         assert found.remembered == Remembered(SessionState(parent="parent"), LastTurn("k", 2))
@@ -147,14 +147,14 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
             replace(one, resets_s=None) for one in balance
         ]
         assert [one.resets_s is None for one in found.balances] == [one.resets_s is None for one in balance]
-    found = await soon(store.opening(SESSION, claims, with_totals=with_totals))
+    found = await soon(store.open_call(SESSION, claims, with_totals=with_totals))
     assert found.balances[0].resets_s == pytest.approx(600, abs=5)
     assert [one.used for one in found.balances[1:]] == [Amount(7, 3, 1)] * 3
     assert [one.held for one in found.balances[1:]] == [Amount(10, 20, 1)] * 3
     assert found.balances[-1].limits.tokens == 50
     others = [SESSION, SessionKey("alice", "parent"), SessionKey("bob", "s")]
     assert found.parents == ()
-    assert (await soon(store.opening(SESSION, [], with_totals=with_totals, above=others))).parents == (
+    assert (await soon(store.open_call(SESSION, [], with_totals=with_totals, above=others))).parents == (
         "parent",
         None,
         None,
@@ -164,7 +164,7 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
 async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(store: Store, hold: Make) -> None:
     await soon(store.settle(spends(hold(claim(S)), Amount(7))))
     for other in (SessionKey("alice", "t"), SessionKey("bob", "s")):
-        found = await soon(store.opening(other, [claim(other.account, 9)], with_totals=True))
+        found = await soon(store.open_call(other, [claim(other.account, 9)], with_totals=True))
         assert found == CallStart(Remembered(), (Balance(other.account, Limits(9), NOTHING, NOTHING),), Totals())
 
 
@@ -216,7 +216,7 @@ async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted
     assert outcome.balance == Balance(S, Limits(20), Amount(11), NOTHING)
 
 
-async def test_what_would_just_fit_if_nobody_else_held_anything_is_busy(store: Store, hold: Make) -> None:
+async def test_call_that_fits_only_without_other_holds_is_busy(store: Store, hold: Make) -> None:
     spent = hold(claim(S), fixed=Amount(10, 10, 10))
     await granted(store, spent)
     await soon(store.settle(spends(spent, Amount(10, 10, 10))))
@@ -396,7 +396,7 @@ async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_th
     opened = hold(*claims)
     await granted(store, opened)
     for _ in range(2):
-        found = await soon(store.closing(spends(opened, Amount(7, 3, 1)), None, claims))
+        found = await soon(store.settle_and_read(spends(opened, Amount(7, 3, 1)), None, claims))
         assert found.totals == await store.totals(SESSION)
         assert found.totals.calls == 1
         assert found.balances is not None
@@ -404,7 +404,7 @@ async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_th
         assert [one.used for one in found.balances[1:]] == [Amount(7, 3, 1)] * 3
         assert [one.held for one in found.balances] == [NOTHING] * 4
         assert [one.limits.tokens for one in found.balances] == [None, 1_000, None, 100]
-    assert await soon(store.closing(spends(opened, TEN), None, ())) == CallEnd(found.totals, ())
+    assert await soon(store.settle_and_read(spends(opened, TEN), None, ())) == CallEnd(found.totals, ())
 
 
 async def test_settling_again_gives_back_and_charges_once(store: Store, hold: Make) -> None:
@@ -534,7 +534,7 @@ async def test_a_hold_is_overdue_when_its_lease_has_ended_and_stays_until_it_is_
     assert await overdue(store) == []
     moments.go_on(4)
     for _ in range(2):
-        assert await soon(store.overdue(10)) == [replace(opened, units=5)]
+        assert await soon(store.overdue_holds(10)) == [replace(opened, units=5)]
     assert (await balance_of(store)).held == Amount(15)
     await soon(store.settle(opened.as_orphaned()))
     assert await overdue(store) == []
@@ -553,7 +553,7 @@ async def test_a_renewed_hold_is_not_overdue_and_knows_what_was_delivered(
     assert await overdue(store) == [other.hold.id]
     await soon(store.renew({one.hold.id: 30}))
     moments.go_on(LEASE_S + 2)
-    found = {opened.hold.id: opened.noted for opened in await soon(store.overdue(10))}
+    found = {opened.hold.id: opened.noted for opened in await soon(store.overdue_holds(10))}
     assert found == {one.hold.id: 40, two.hold.id: 0, other.hold.id: 0}
     assert await soon(store.renew({})) == set()
     await soon(store.settle(one.as_orphaned()))
@@ -577,7 +577,7 @@ async def test_no_more_overdue_holds_than_asked_for_come_at_once_over_all_sessio
     await asyncio.gather(*(granted(store, one) for one in opened))
     moments.go_on(LEASE_S + 2)
     seen = set[str]()
-    while found := await soon(store.overdue(2)):
+    while found := await soon(store.overdue_holds(2)):
         assert len(found) <= 2
         assert not seen & {one.hold.id for one in found}
         seen |= {one.hold.id for one in found}
@@ -591,7 +591,7 @@ async def test_what_a_lost_call_had_delivered_is_charged(store: Store, hold: Mak
     await granted(store, opened)
     await soon(store.renew({opened.hold.id: 42}))
     moments.go_on(LEASE_S + 2)
-    [found] = await soon(store.overdue(10))
+    [found] = await soon(store.overdue_holds(10))
     totals = await soon(store.settle(found.as_orphaned()))
     assert (totals.input_tokens, totals.output_tokens, totals.estimated_calls) == (7, 42, 1)
     assert await used_and_held(store) == (Amount(52, 42_000), NOTHING)
@@ -602,7 +602,7 @@ async def test_an_orphaned_call_may_be_charged_less_than_its_hold(store: Store, 
     opened = replace(opened, orphaned=replace(opened.orphaned, spent=Amount(70, 7, 1)))
     await granted(store, opened)
     moments.go_on(LEASE_S + 2)
-    [found] = await soon(store.overdue(10))
+    [found] = await soon(store.overdue_holds(10))
     assert found.hold.fixed == Amount(90, 9, 1)
     await soon(store.settle(found.as_orphaned()))
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(70, 7, 1), NOTHING)
@@ -854,7 +854,7 @@ async def test_what_a_pending_call_has_cost_takes_the_place_of_all_that_was_held
     assert (totals.total_tokens, totals.estimated_tokens) == (7, 7)
     assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(60, 0, 1), NOTHING)
     moments.go_on(10 * LEASE_S)
-    assert await store.overdue(9) == [], "it is no hold any more, and does not end"
+    assert await store.overdue_holds(9) == [], "it is no hold any more, and does not end"
     assert await soon(store.settle(pending)) == totals
     real = spends(opened, Amount(33, 5, 1), tools=("search",))
     totals = await soon(store.settle(real))
@@ -882,7 +882,7 @@ async def test_a_call_that_was_taken_for_lost_is_corrected_by_what_it_cost_not_b
 # --- windows and rates --------------------------------------------------------------------------------------------------
 
 
-async def test_a_window_ends_and_begins_anew_with_the_next_hold_and_what_is_held_stays(
+async def test_budget_window_restarts_with_the_next_hold_and_keeps_open_holds(
     store: Store, hold: Make, moments: Time
 ) -> None:
     hourly = claim(KEY, 100, window_s=3_600)
@@ -964,25 +964,25 @@ async def test_requests_count_when_they_are_made_and_never_come_back_before_thei
 async def test_an_operators_decision_stands_in_place_of_the_configured_limit(
     store: Store, hold: Make, limits: Mapping[Any, int | None], allowed: int | None
 ) -> None:
-    await soon(store.decide(S, limits))
+    await soon(store.override_limits(S, limits))
     assert (await balance_of(store, claim(S, 100))).limits.tokens == allowed
     if allowed is not None:
         await refused(store, hold(claim(S, 100), fixed=Amount(allowed + 1)))
     opened = hold(claim(S, 100), fixed=Amount(10**6 if allowed is None else allowed))
     await granted(store, opened)
     await soon(store.settle(spends(opened, opened.hold.fixed)))
-    await soon(store.decide(S, None))
+    await soon(store.override_limits(S, None))
     assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(100), opened.hold.fixed, NOTHING)
 
 
 async def test_a_decision_changes_what_it_names_and_nothing_else_of_the_account(store: Store, hold: Make) -> None:
     opened = hold(claim(KEY, 100, nano_usd=5), fixed=Amount(10))
     await granted(store, opened)
-    await soon(store.decide(KEY, {"tokens": 200, "calls": None}))
-    await soon(store.decide(KEY, {"nano_usd": 9}))
+    await soon(store.override_limits(KEY, {"tokens": 200, "calls": None}))
+    await soon(store.override_limits(KEY, {"nano_usd": 9}))
     configured = claim(KEY, 100, nano_usd=5, calls=3)
     assert await balance_of(store, configured) == Balance(KEY, Limits(200, 9, None), NOTHING, Amount(10))
-    await soon(store.decide(KEY, {"calls": 1, "tokens": None}))
+    await soon(store.override_limits(KEY, {"calls": 1, "tokens": None}))
     assert (await balance_of(store, configured)).limits == Limits(None, 9, 1)
 
 
@@ -994,7 +994,7 @@ async def test_what_a_call_declares_only_ever_lowers_its_limit(store: Store, hol
     await refused(store, hold(claim(S, 100, declared=high), fixed=Amount(101)))
     await refused(store, hold(claim(S, 100, declared=low), fixed=Amount(51)))
     await refused(store, hold(claim(S, declared=low), fixed=Amount(51)))
-    await soon(store.decide(S, {"tokens": None}))
+    await soon(store.override_limits(S, {"tokens": None}))
     await refused(store, hold(claim(S, 100, declared=low), fixed=Amount(51)))
     await granted(store, hold(claim(S, 100, declared=high), fixed=Amount(101)))
 
@@ -1008,7 +1008,7 @@ async def test_a_reset_sets_what_is_used_to_nothing_and_leaves_what_is_held_and_
     done, running = hold(claim(S, 100), claim(KEY, 100)), hold(claim(S, 100))
     await granted(store, done)
     await granted(store, running)
-    await soon(store.decide(S, {"tokens": 70}))
+    await soon(store.override_limits(S, {"tokens": 70}))
     await soon(store.settle(spends(done, Amount(60))))
     assert await store.reset(SESSION)
     assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(70), NOTHING, Amount(10))
@@ -1023,7 +1023,7 @@ async def test_a_deleted_session_has_used_nothing_and_what_its_calls_under_way_h
     done, running = hold(claim(S, 100), claim(KEY, 100)), hold(claim(S, 100), claim(KEY, 100))
     await granted(store, done)
     await granted(store, running)
-    await soon(store.decide(S, {"tokens": 70}))
+    await soon(store.override_limits(S, {"tokens": 70}))
     await soon(store.settle(spends(done, Amount(60))))
     assert await store.delete(SESSION)
     assert await balance_of(store, claim(S, 100)) == Balance(S, Limits(100), NOTHING, Amount(10))
@@ -1068,7 +1068,7 @@ async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key
     opened = hold(claim(S, 100), claim(KEY, 100))
     await granted(store, opened)
     await soon(store.settle(spends(opened, Amount(60))))
-    await soon(store.decide(KEY, {"tokens": 70}))
+    await soon(store.override_limits(KEY, {"tokens": 70}))
     clock.time = 10_000.0
     moments.go_on(9_000)
     assert await store.expire(5_000.0) == 1
@@ -1101,7 +1101,7 @@ async def test_the_account_of_a_session_that_never_called_expires_alone(
     store: Store, hold: Make, clock: Clock, moments: Time, record: MakeRecord
 ) -> None:
     await soon(store.settle(record(at=6_000.0, accounts=(S,), spent=Amount(5))))
-    await soon(store.decide(PARENT, {"tokens": 70}))
+    await soon(store.override_limits(PARENT, {"tokens": 70}))
     assert await store.expire(999.0) == 0
     assert (await balance_of(store, claim(PARENT, 100))).limits.tokens == 70
     clock.time = 10_000.0

@@ -342,7 +342,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         expected = self.reference.overdue(self.moments())
-        said = self.run(_all(self.store.overdue(1_000)))
+        said = self.run(_all(self.store.overdue_holds(1_000)))
         assert {one.hold.id: one for one in said} == expected
         for one in said:
             self.offer_record(one.as_orphaned())
@@ -365,9 +365,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(claim=st.sampled_from(CLAIMS[:-1]), limits=DECIDED)
     def decide(self, claim: Claim, limits: Mapping[Dimension, int | None] | None) -> None:
         account = self.reference.accounts.get(claim.key, EMPTY)
-        decided = {**account.decided, **limits} if limits is not None else {}
-        self.reference.accounts[claim.key] = replace(account, decided=decided)
-        self.run(_all(self.store.decide(claim.key, limits)))
+        decided = {**account.overrides, **limits} if limits is not None else {}
+        self.reference.accounts[claim.key] = replace(account, overrides=decided)
+        self.run(_all(self.store.override_limits(claim.key, limits)))
 
     @rule(session=st.sampled_from(SESSIONS))
     def reset(self, session: SessionKey) -> None:
@@ -399,7 +399,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
-            opening = self.run(_all(self.store.opening(session, CLAIMS, with_totals=True)))
+            opening = self.run(_all(self.store.open_call(session, CLAIMS, with_totals=True)))
             assert opening.totals == totals
             assert alike(opening.balances, self.reference.balances(CLAIMS, self.moments()))
             view = self.run(_all(self.store.session(session)))

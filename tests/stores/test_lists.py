@@ -17,7 +17,7 @@ from gateway.core.stored import SORTS, Sort
 from gateway.core.usage import Charge, Usage
 from gateway.stores import cursor as cursors
 from gateway.stores import sqlite
-from gateway.stores.memory import CALLS_PER_SESSION
+from gateway.stores.memory.calls import CALLS_PER_SESSION
 from gateway.stores.redis import lists as redis_lists
 
 MakeRecord = Callable[..., CallRecord]
@@ -64,19 +64,19 @@ async def test_the_newest_calls_of_all_sessions_are_those_that_began_last(store:
     for namespace in ("alice", "bob", None, "nobody"):
         own = [one for one in by_time if namespace in (None, one.session and one.session.namespace)]
         for limit in (1, 2, 7, 17, 18, 40):
-            assert list(await store.newest(namespace, limit)) == own[:limit]
+            assert list(await store.newest_calls(namespace, limit)) == own[:limit]
 
 
 async def test_a_call_without_a_session_is_none_of_them(store: Store, record: MakeRecord) -> None:
     await settled(store, [record(None, at=2_000.0), call := record(at=1_000.0)])
-    assert list(await store.newest(None, 10)) == [call]
+    assert list(await store.newest_calls(None, 10)) == [call]
 
 
 async def test_a_call_is_listed_once_and_as_it_was_corrected(store: Store, record: MakeRecord) -> None:
     call, later = record(at=1_000.0), record("other", at=1_001.0)
     await settled(store, [replace(call, outcome=ORPHANED), later, later, call, replace(call, model="else")])
     for namespace in ("alice", None):
-        assert list(await store.newest(namespace, 10)) == [later, call]
+        assert list(await store.newest_calls(namespace, 10)) == [later, call]
 
 
 @pytest.mark.parametrize("limit", [2, 3, 10])
@@ -86,12 +86,12 @@ async def test_calls_of_a_deleted_session_are_no_longer_listed(store: Store, rec
     kept = [one for one in reversed(calls) if one.session == SessionKey("alice", "s0")]
     for _ in range(2):
         for namespace in ("alice", None):
-            assert list(await store.newest(namespace, limit)) == kept[:limit]
+            assert list(await store.newest_calls(namespace, limit)) == kept[:limit]
     await store.settle(calls[7])
-    assert list(await store.newest("alice", limit)) == kept[:limit], "it was charged already"
+    assert list(await store.newest_calls("alice", limit)) == kept[:limit], "it was charged already"
     new = record("s1", at=2_000.0)
     await store.settle(new)
-    assert list(await store.newest("alice", limit)) == [new, *kept][:limit]
+    assert list(await store.newest_calls("alice", limit)) == [new, *kept][:limit]
 
 
 async def test_expired_calls_are_no_longer_listed(store: Store, record: MakeRecord) -> None:
@@ -99,13 +99,13 @@ async def test_expired_calls_are_no_longer_listed(store: Store, record: MakeReco
     await settled(store, calls)
     await store.expire(1_500.0)
     for namespace in ("alice", None):
-        assert list(await store.newest(namespace, 10)) == [calls[3], calls[2]]
+        assert list(await store.newest_calls(namespace, 10)) == [calls[3], calls[2]]
 
 
 async def test_a_reset_leaves_the_calls_listed(store: Store, record: MakeRecord) -> None:
     await store.settle(call := record())
     await store.reset(SessionKey("alice", "s"))
-    assert list(await store.newest("alice", 10)) == [call]
+    assert list(await store.newest_calls("alice", 10)) == [call]
 
 
 async def test_a_session_with_more_calls_than_are_kept_fills_the_list_with_its_newest(
@@ -116,7 +116,7 @@ async def test_a_session_with_more_calls_than_are_kept_fills_the_list_with_its_n
     for begin in range(0, len(calls), 50):
         await asyncio.gather(*(store.settle(one) for one in calls[begin : begin + 50]))
     await store.settle(before)
-    newest = ids(await store.newest("alice", CALLS_PER_SESSION))
+    newest = ids(await store.newest_calls("alice", CALLS_PER_SESSION))
     assert newest == ids(calls[: -CALLS_PER_SESSION - 1 : -1])
 
 
@@ -128,13 +128,13 @@ async def test_calls_that_are_settled_and_deleted_at_once_leave_lists_that_agree
     for _ in range(4):
         work = [store.settle(record(dice.choice(keys).id, at=dice.uniform(1_000, 2_000))) for _ in range(40)]
         work += [store.delete(key) for key in dice.sample(keys, 3)]  # type: ignore[misc]
-        work += [store.newest("alice", 20) for _ in range(3)]  # type: ignore[misc]
+        work += [store.newest_calls("alice", 20) for _ in range(3)]  # type: ignore[misc]
         dice.shuffle(work)
         await asyncio.gather(*work)
-    listed = list(await store.newest("alice", 1_000))
+    listed = list(await store.newest_calls("alice", 1_000))
     kept = [one for key in keys for one in await store.calls(key, 1_000)]
     assert ids(listed) == sorted(ids(kept), reverse=True)
-    assert list(await store.newest(None, 1_000)) == listed
+    assert list(await store.newest_calls(None, 1_000)) == listed
     for sort in SORTS:
         views = {view.key for view in (await store.sessions("alice", 100, None, sort)).sessions}
         assert views == {one.session for one in listed}

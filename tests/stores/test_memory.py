@@ -9,7 +9,8 @@ from gateway.core.ids import call_id
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
-from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
+from gateway.stores.memory import LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
+from gateway.stores.memory.calls import CALLS_IN_ALL, CALLS_PER_SESSION
 
 MakeRecord = Callable[..., CallRecord]
 
@@ -35,7 +36,7 @@ async def test_call_ids_are_not_remembered_without_bound(record: MakeRecord) -> 
     assert [await store.call(None, name) is None for name in ids[:4]] == [True, True, False, False]
 
 
-async def test_states_are_kept_in_bounded_number_and_those_not_changed_for_longest_go() -> None:
+async def test_least_recently_changed_states_are_dropped_first() -> None:
     store = MemoryStore()
     keys = [SessionKey("alice", str(number)) for number in range(STATES_IN_ALL + 1)]
     state = SessionState({"p": {"prefix": "p"}})
@@ -45,19 +46,19 @@ async def test_states_are_kept_in_bounded_number_and_those_not_changed_for_longe
     assert kept == [True, False, True, True]
 
 
-async def test_who_is_above_a_session_is_known_however_many_states_there_are() -> None:
+async def test_parents_are_kept_when_old_states_are_dropped() -> None:
     store = MemoryStore()
     key = SessionKey("alice", "s")
     await store.update(key, lambda state: state.with_parent("parent"))
     for number in range(STATES_IN_ALL):
         await store.update(SessionKey("alice", str(number)), lambda _: SessionState({"p": {"prefix": "p"}}))
     assert (await store.remembered(key)).state == SessionState(parent="parent")
-    assert (await store.opening(SessionKey("alice", "below"), [], with_totals=False, above=[key])).parents == (
+    assert (await store.open_call(SessionKey("alice", "below"), [], with_totals=False, above=[key])).parents == (
         "parent",
     )
 
 
-async def test_lessons_are_kept_in_bounded_number_and_those_not_added_to_for_longest_go() -> None:
+async def test_least_recently_changed_lessons_are_dropped_first() -> None:
     store = MemoryStore()
     keys = [str(number) for number in range(LESSONS_IN_ALL + 1)]
     for key in [*keys[:-1], keys[0], keys[-1]]:

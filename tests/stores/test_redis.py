@@ -212,9 +212,9 @@ async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_
             lambda: store.reserve(held(record()), LEASE_S),
             lambda: store.extend("h", 1),
             lambda: store.renew({"h": 1}),
-            lambda: store.overdue(1),
+            lambda: store.overdue_holds(1),
             lambda: store.balances([Claim(KEY.account)]),
-            lambda: store.decide(KEY.account, {"tokens": 1}),
+            lambda: store.override_limits(KEY.account, {"tokens": 1}),
             lambda: store.totals(KEY),
             lambda: store.session(KEY),
             lambda: store.remembered(KEY),
@@ -254,7 +254,7 @@ async def test_each_exchange_over_a_connection_has_the_whole_deadline_for_itself
         await until_it_works(store.ping)
 
 
-async def test_whoever_waits_for_room_behind_a_frozen_server_waits_no_longer_than_the_deadline(
+async def test_request_queued_behind_a_frozen_server_ends_at_its_deadline(
     start: StartServer,
 ) -> None:
     server = start()
@@ -267,7 +267,7 @@ async def test_whoever_waits_for_room_behind_a_frozen_server_waits_no_longer_tha
         server.send_signal(signal.SIGCONT)
 
 
-async def test_waiting_for_our_own_queue_is_not_the_silence_of_the_server(
+async def test_time_in_our_own_queue_is_not_counted_as_server_time(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -277,7 +277,7 @@ async def test_waiting_for_our_own_queue_is_not_the_silence_of_the_server(
         assert (await store.totals(KEY)).calls == 1_100
 
 
-async def test_a_hold_that_a_frozen_server_takes_late_is_gone_with_its_settlement(
+async def test_hold_taken_late_by_a_frozen_server_ends_with_its_settlement(
     start: StartServer, record: MakeRecord
 ) -> None:
     server = start()
@@ -334,7 +334,7 @@ async def test_a_server_that_is_not_there_at_the_start_is_used_once_it_is(start:
         await store.ping()
 
 
-async def test_a_host_that_nobody_knows_is_unavailable() -> None:
+async def test_unknown_host_is_an_unavailable_store() -> None:
     async with opened("redis://no-such-host.invalid") as store:
         with pytest.raises(StoreUnavailable, match=r"redis://no-such-host\.invalid cannot be used"):
             await store.ping()
@@ -456,7 +456,7 @@ async def test_a_hold_whose_answer_was_lost_is_one_hold_when_it_is_asked_for_aga
     assert await balance(store) == [(NOTHING, Amount(15))] * 2
 
 
-async def test_a_settlement_whose_answer_was_lostcounts_once_when_it_is_offered_again(
+async def test_settlement_with_a_lost_reply_counts_once_when_repeated(
     proxied: tuple[Proxy, RedisStore], record: MakeRecord
 ) -> None:
     proxy, store = proxied
@@ -481,9 +481,7 @@ async def test_a_change_whose_answer_was_lost_is_said_to_be_unknown(proxied: tup
     assert "b" in state.summaries
 
 
-async def test_an_answer_that_nobody_asked_for_is_nobodys(
-    proxied: tuple[Proxy, RedisStore], record: MakeRecord
-) -> None:
+async def test_unexpected_reply_is_given_to_no_request(proxied: tuple[Proxy, RedisStore], record: MakeRecord) -> None:
     proxy, store = proxied
     call = record()
     assert (await store.settle(spent(call))).calls == 1
@@ -499,7 +497,7 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys(
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_connection_that_has_ended_is_made_anew_and_nobody_hears_of_it(
+async def test_ended_connection_is_replaced_without_an_error(
     proxied: tuple[Proxy, RedisStore], record: MakeRecord, is_reset: bool
 ) -> None:
     proxy, store = proxied
@@ -536,7 +534,7 @@ async def test_connections_are_asked_after_by_the_system(proxied: tuple[Proxy, R
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
 
 
-async def test_what_cannot_be_sent_is_said_to_whoever_asks_and_keeps_nobody_waiting(store: RedisStore) -> None:
+async def test_unsendable_command_raises_and_blocks_no_other(store: RedisStore) -> None:
     for _ in range(10):  # more than there are connections
         with pytest.raises(UnicodeEncodeError):
             await store.learned("\ud83d")
@@ -557,7 +555,7 @@ async def test_a_reply_may_come_byte_by_byte(redis_server: RedisServer, record: 
 # --- scripts, passwords, TLS ----------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_forgot_the_scripts_is_told_them_again(
+async def test_scripts_are_loaded_again_after_the_server_dropped_them(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     for _ in range(2):
@@ -569,14 +567,14 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     assert await balance(store) == [(Amount(280), NOTHING)] * 2
 
 
-async def test_accounts_are_read_after_a_settlement_that_the_server_had_to_be_told_again(
+async def test_balances_are_read_after_a_settlement_whose_script_was_loaded_again(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     call, claims = record(), [Claim(key, Limits(1_000)) for key in ACCOUNTS]
     await store.reserve(held(call), LEASE_S)
     redis_server.cli("script", "flush")
     await store.balances(claims)
-    closing = await store.closing(spent(call), None, claims)
+    closing = await store.settle_and_read(spent(call), None, claims)
     assert [(one.used, one.held) for one in closing.balances or ()] == [(Amount(7), NOTHING)] * 2
 
 
@@ -616,8 +614,8 @@ async def test_overdue_holds_that_the_server_has_lost_keep_no_others_from_being_
     for one in (orphaned, left):
         assert isinstance(await store.reserve(held(one), 0.0), Granted)
     redis_server.cli("del", Keys("gateway:").hold(orphaned.call_id))
-    assert await store.overdue(1) == []
-    assert [one.hold.id for one in await store.overdue(1)] == [left.call_id]
+    assert await store.overdue_holds(1) == []
+    assert [one.hold.id for one in await store.overdue_holds(1)] == [left.call_id]
 
 
 async def test_a_database_of_its_number_is_used(redis_server: RedisServer) -> None:
@@ -722,7 +720,7 @@ async def test_sentinels_have_a_password_of_their_own(start: StartServer, tmp_pa
         sentinel.kill()
 
 
-async def test_sentinels_that_are_silent_keep_nobody_from_those_that_know(start: StartServer, tmp_path: Path) -> None:
+async def test_silent_sentinels_do_not_block_working_ones(start: StartServer, tmp_path: Path) -> None:
     master = start()
     sentinels = []
     for number in range(2):
@@ -746,7 +744,7 @@ async def test_settings_that_lose_data_are_logged_once(start: StartServer, caplo
     server = start("--maxmemory-policy", "volatile-lru")
     with caplog.at_level(logging.WARNING, "gateway"):
         async with opened(server.url) as store:
-            await store.overdue(1)
+            await store.overdue_holds(1)
             await store.ping()
     assert [message.removeprefix(f"the store {server.url}: ").partition(":")[0] for message in caplog.messages] == [
         "maxmemory-policy is volatile-lru",
@@ -797,7 +795,7 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
         await store.keep_results(KEY, {"h": "text"}, 9)
         await store.keep_results(KEY, {"refused": "text"}, 0)
         await store.missing_results(KEY, ["h", "never"])
-        await store.decide(KEY.account, {"tokens": 5})
+        await store.override_limits(KEY.account, {"tokens": 5})
         await store.learn({"k": lambda _: b"x"})
         await store.ping()
     lasting = {name for name in redis_server.cli("keys", "*").split() if redis_server.cli("pttl", name) == "-1\n"}
@@ -837,7 +835,7 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         assert min(prolonged.values()) > day + 2 * hour
 
 
-async def test_the_server_keeps_who_is_above_a_session_for_as_long_as_others_are_charged_to_it(
+async def test_parents_are_kept_while_other_sessions_are_charged_to_them(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -866,7 +864,7 @@ async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer,
         assert (await store.totals(KEY)).calls == len(calls)
 
 
-async def test_of_calls_that_nobody_offers_again_nothing_stays_while_their_session_goes_on(
+async def test_settled_calls_beyond_the_limit_leave_no_data_behind(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -900,7 +898,7 @@ async def test_so_many_calls_are_found_by_a_name_that_they_share_and_no_more_are
             assert node.cli("-c", "zcard", Keys("gateway:").named(scope, "r")) == "32\n"
 
 
-async def test_a_call_that_is_offered_againcounts_once_though_its_record_is_gone(
+async def test_repeated_call_counts_once_although_its_record_expired(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -913,7 +911,7 @@ async def test_a_call_that_is_offered_againcounts_once_though_its_record_is_gone
         assert (await store.totals(KEY)).calls == len(calls)
 
 
-async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
+async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     opened, keys = held(record()), Keys("gateway:")
@@ -982,7 +980,7 @@ async def test_a_long_page_of_sessions_is_read_in_parts(
     assert max(sizes) <= 600
 
 
-async def test_a_session_that_is_gone_leaves_its_lists_when_they_are_read(
+async def test_deleted_session_is_removed_from_lists_when_they_are_read(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:
     for name in ("a", "gone", "b"):
@@ -1047,7 +1045,7 @@ async def test_a_state_of_an_older_version_that_counts_from_one_again_is_no_gues
 ) -> None:
     name, one = f"gateway:{{{tag_of('alice', 's')}}}:t", record()
     redis_server.cli("hset", name, "v", "1", "s", '{"summaries": {"deleted": "x"}}', "at", "1")
-    assert list((await store.opening(KEY, [], with_totals=False)).remembered.state.summaries) == ["deleted"]
+    assert list((await store.open_call(KEY, [], with_totals=False)).remembered.state.summaries) == ["deleted"]
     await store.delete(KEY)
     redis_server.cli("hset", name, "v", "1", "s", '{"summaries": {"new": "y"}}', "at", "1")
     await store.settle(one, ending(one))
@@ -1241,7 +1239,7 @@ async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_
     await made.aclose()
 
 
-def test_whoever_has_another_store_does_not_load_the_client() -> None:
+def test_redis_client_is_not_loaded_for_other_stores() -> None:
     code = (
         "import sys, gateway.app.resources; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
     )
@@ -1249,7 +1247,7 @@ def test_whoever_has_another_store_does_not_load_the_client() -> None:
 
 
 @pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
-async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
+async def test_lost_account_does_not_reset_its_budget(
     request: pytest.FixtureRequest, record: MakeRecord, kind: str
 ) -> None:
     """As by an eviction. What is held is lost with it; what was used is known from the totals."""
@@ -1272,7 +1270,7 @@ async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
         assert balance.used == Amount(45, 7_500, 3)
         for decided in (True, False):
             await store._link.call(("DEL", name))
-            await store.decide(KEY.account, {"tokens": 70} if decided else None)
+            await store.override_limits(KEY.account, {"tokens": 70} if decided else None)
             (balance,) = await store.balances([limit])
             assert balance.used == Amount(45, 7_500, 3), "also where its limits are set then"
             assert balance.limits.tokens == (70 if decided else 40)
@@ -1304,7 +1302,7 @@ async def test_calls_of_a_deleted_session_are_passed_over_in_few_exchanges(
 
 
 @pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
-async def test_a_session_whose_account_and_totals_are_lost_is_told_from_new_deleted_and_expired_ones(
+async def test_lost_session_differs_from_new_deleted_and_expired_ones(
     request: pytest.FixtureRequest, record: MakeRecord, kind: str
 ) -> None:
     servers: RedisServer | RedisCluster = request.getfixturevalue(kind)

@@ -132,7 +132,7 @@ async def balance(store: RedisStore) -> list[tuple[Amount, Amount]]:
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
+async def test_interrupted_hold_ends_with_its_lease(
     store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool
 ) -> None:
     orphaned, at_the_end = 0, False
@@ -141,20 +141,20 @@ async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
         at_the_end = await cut(store, after, lambda: store.reserve(opened, LEASE_S), is_done=is_done)  # noqa: B023
         if at_the_end:
             break
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
         ahead.seconds += LEASE_S + 1
-        found = await store.overdue(10)
+        found = await store.overdue_holds(10)
         assert [one.hold.id for one in found] in ([], [opened.hold.id])
         for one in found:
             await store.settle(one.as_orphaned())
             orphaned += 1
         assert await balance(store) == [(Amount(orphaned), NOTHING)] * 3
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
     assert at_the_end
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for_again(
+async def test_interrupted_hold_is_held_once_when_repeated(
     store: RedisStore, record: MakeRecord, is_done: bool
 ) -> None:
     for after in range(20):
@@ -173,7 +173,7 @@ async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for
 
 @pytest.mark.parametrize("sweeps", [False, True], ids=["", "and taken for lost"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_offered_again(
+async def test_interrupted_settlement_counts_once_when_repeated(
     store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool, sweeps: bool
 ) -> None:
     for number in range(30):
@@ -182,7 +182,7 @@ async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_off
         at_the_end = await cut(store, number, lambda: store.settle(call), is_done=is_done)  # noqa: B023
         if sweeps:
             ahead.seconds += LEASE_S + 1
-            for one in await store.overdue(10):
+            for one in await store.overdue_holds(10):
                 await store.settle(one.as_orphaned())
         calls = number + 1
         totals = await store.settle(call)
@@ -190,7 +190,7 @@ async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_off
         assert await balance(store) == [(Amount(7 * calls), NOTHING)] * 3
         assert await store.call("alice", call.call_id) == call
         ahead.seconds += LEASE_S + 1
-        assert await store.overdue(10) == []
+        assert await store.overdue_holds(10) == []
         if at_the_end:
             return
     pytest.fail("it never came to its end")
@@ -215,7 +215,7 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
     with pytest.raises(StoreUnavailable, match="longer than the lease"):
         await store.reserve(held(record()), LEASE_S)
     ledger._link = link
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     assert await balance(store) == [(NOTHING, NOTHING)] * 3
 
 
@@ -234,21 +234,19 @@ async def test_a_clock_that_was_set_ahead_ends_no_lease_whose_worker_renews_it(
     one, other = held(record()), held(record())
     for opened in (one, other):
         await store.reserve(opened, LEASE_S)
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     set_ahead.seconds = 3_600.0
-    assert await store.overdue(10) == [], "it may be that nobody has died"
+    assert await store.overdue_holds(10) == [], "it may be that nobody has died"
     await store.renew({one.hold.id: 0})
     set_ahead.seconds, later.seconds = 3_600 + LEASE_S - 2, LEASE_S - 2
-    assert await store.overdue(10) == []
+    assert await store.overdue_holds(10) == []
     await store.renew({one.hold.id: 0})
     set_ahead.seconds, later.seconds = 3_600 + LEASE_S + 2, LEASE_S + 2
-    assert [found.hold.id for found in await store.overdue(10)] == [other.hold.id]
+    assert [found.hold.id for found in await store.overdue_holds(10)] == [other.hold.id]
     await store.aclose()
 
 
-async def test_what_was_taken_is_given_back_when_a_later_account_refuses_requests_too(
-    store: RedisStore, record: MakeRecord
-) -> None:
+async def test_partial_hold_is_released_when_a_later_account_refuses(store: RedisStore, record: MakeRecord) -> None:
     opened = held(record())
     restrict = Claim(AccountKey("session", "alice", "narrow"), Limits(5))
     claims = (*opened.hold.claims, restrict)
@@ -261,7 +259,9 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
     assert await store.extend(opened.hold.id, 1) is None
 
 
-async def test_of_two_calls_at_once_with_room_for_one_one_is_granted(clustered: RedisStore, record: MakeRecord) -> None:
+async def test_one_of_two_concurrent_calls_is_granted_with_room_for_one(
+    clustered: RedisStore, record: MakeRecord
+) -> None:
     """Each would lack what the other has, if the accounts were taken in any order."""
     ledger: Any = clustered._ledger
     link = ledger._link
@@ -305,7 +305,7 @@ async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_t
     assert outcome.units == 2
     assert [one.held.tokens for one in outcome.balances] == [12] * 3
     assert await balance(store) == [(NOTHING, Amount(12, 0, 1))] * 3
-    await store.decide(CLIENT, {"tokens": 13})
+    await store.override_limits(CLIENT, {"tokens": 13})
     more = await store.extend(opened.hold.id, 9)
     assert more is not None
     assert more.units == 1
@@ -325,7 +325,7 @@ async def test_a_hold_of_an_older_version_is_given_back_wherever_its_parts_lie(
     assert await balance(store) == [(Amount(7), NOTHING), (NOTHING, NOTHING), (NOTHING, NOTHING)]
 
 
-async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
+async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
     clustered: RedisStore, redis_cluster: RedisCluster, record: MakeRecord
 ) -> None:
     store, opened, keys = clustered, held(record()), Keys("gateway:")
@@ -342,7 +342,7 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
 
 
 @pytest.mark.parametrize("key", [KEY, SessionKey("", ""), SessionKey("a}b", "{c/d"), SessionKey("漢/", "}{")])
-def test_all_that_a_session_has_lies_in_one_slot(key: SessionKey) -> None:
+def test_data_of_a_session_is_in_one_slot(key: SessionKey) -> None:
     keys, tag = Keys("gateway:"), tag_of(key.namespace, key.id)
     names = [*keys.all_of(tag), keys.account(key.account), keys.hold("h", tag), keys.settled(tag, "c")]
     assert len({key_slot(name.encode()) for name in names}) == 1
@@ -378,9 +378,7 @@ async def test_keys_that_moved_to_another_server_are_found_there(
     assert (await store.totals(KEY)).calls == 2
 
 
-async def test_a_frozen_server_of_a_cluster_keeps_nobody_waiting_and_no_other_session(
-    tmp_path: Path, record: MakeRecord
-) -> None:
+async def test_frozen_cluster_server_delays_no_sessions_of_other_servers(tmp_path: Path, record: MakeRecord) -> None:
     cluster = RedisCluster(tmp_path)
     store = RedisStore(cluster.url, timeout_s=1)
     keys = [SessionKey("alice", str(number)) for number in range(120)]
@@ -426,7 +424,7 @@ class SlowToClose:
         raise exceptions.TimeoutError("Timed out closing connection")
 
 
-async def test_a_connection_that_is_slow_to_close_keeps_nobody_from_the_servers(clustered: RedisStore) -> None:
+async def test_connection_that_closes_slowly_blocks_no_other_request(clustered: RedisStore) -> None:
     link: Any = clustered._link
     link._cluster.nodes_manager = SlowToClose(link._cluster.nodes_manager)
     assert await clustered.keys() == []

@@ -50,7 +50,7 @@ async def test_calls_and_costs_that_an_older_version_has_left_are_listed(
     redis_server.cli("eval", NEW_LISTS, "0")
     for namespace in ("alice", None):
         for limit in (3, 60, 100):
-            assert list(await store.newest(namespace, limit)) == calls[::-1][:limit]
+            assert list(await store.newest_calls(namespace, limit)) == calls[::-1][:limit]
         dearest = [view.totals.cost_usd for view in (await store.sessions(namespace, 10, None, "cost")).sessions]
         assert len(dearest) == 7
         assert dearest == sorted(dearest, reverse=True)
@@ -63,11 +63,11 @@ async def test_sessions_are_searched_once_for_calls_that_were_not_listed(
 ) -> None:
     calls = await settled(store, [record(f"s{number}", at=1_000.0 + number) for number in range(5)])
     redis_server.cli("eval", NEW_LISTS, "0")
-    assert len(await store.newest(None, 100)) == 5
+    assert len(await store.newest_calls(None, 100)) == 5
     searched = list[object]()
     monkeypatch.setattr(cast("RedisStore", store)._lists, "_search_newest", searched.append)
     later = await settled(store, [record("s0", at=2_000.0)])
-    assert list(await store.newest(None, 100)) == [*later, *reversed(calls)]
+    assert list(await store.newest_calls(None, 100)) == [*later, *reversed(calls)]
     assert searched == []
 
 
@@ -102,11 +102,11 @@ async def test_a_list_of_calls_keeps_its_newest_and_still_goes_on_with_older_one
     assert await link.call(("ZCARD", "gateway:calls")) == [5]
     assert await link.call(("ZCARD", "gateway:calls:alice")) == [5]
     for limit in (5, 20, 30, 40):
-        assert list(await shared.newest("alice", limit)) == calls[::-1][:limit]
+        assert list(await shared.newest_calls("alice", limit)) == calls[::-1][:limit]
     new = record("s1", at=2_000.0)
     await shared.settle(new)
     assert await link.call(("ZCARD", "gateway:calls")) == [5]
-    assert list(await shared.newest("alice", 40)) == [new, *reversed(calls)]
+    assert list(await shared.newest_calls("alice", 40)) == [new, *reversed(calls)]
 
 
 async def test_calls_older_than_those_of_a_list_are_found_when_its_own_were_deleted(
@@ -117,8 +117,8 @@ async def test_calls_older_than_those_of_a_list_are_found_when_its_own_were_dele
     await settled(shared, [record("new", at=2_000.0 + number) for number in range(30)])
     assert await shared.delete(SessionKey("alice", "new"))
     for namespace in ("alice", None):
-        assert list(await shared.newest(namespace, 25)) == old[:-26:-1]
-        assert list(await shared.newest(namespace, 50)) == old[::-1]
+        assert list(await shared.newest_calls(namespace, 25)) == old[:-26:-1]
+        assert list(await shared.newest_calls(namespace, 50)) == old[::-1]
 
 
 async def test_a_settled_call_is_listed_in_the_same_step(

@@ -98,7 +98,7 @@ async def test_a_call_waits_for_so_many_round_trips(
     assert link.rounds == (apart if isinstance(servers, RedisCluster) else together)
 
 
-async def test_only_a_call_that_goes_on_from_an_answer_waits_for_what_is_known_of_that(
+async def test_only_a_call_that_continues_a_response_looks_it_up(
     store: RedisStore, servers: RedisServer | RedisCluster
 ) -> None:
     world = World(store=cast("UnavailableStore", store))
@@ -125,7 +125,7 @@ async def test_a_change_of_what_was_just_read_is_one_round_trip(
     await other.update(KEY, counts)
     await other.aclose()
     link = counted(store)
-    await store.opening(KEY, [], with_totals=False)
+    await store.open_call(KEY, [], with_totals=False)
     for number in (2, 3):
         assert number_in((await store.update(KEY, counts)).steps) == number
         assert link.rounds == number
@@ -151,7 +151,7 @@ async def test_a_change_that_fails_does_so_at_what_the_server_has(
             raise ZeroDivisionError
         return counts(state)
 
-    await store.opening(KEY, [], with_totals=False)
+    await store.open_call(KEY, [], with_totals=False)
     with pytest.raises(ZeroDivisionError):
         await store.update(KEY, second)
     other = RedisStore(servers.url, timeout_s=PATIENT_S)

@@ -51,8 +51,8 @@ def store() -> FlakyStore:
 
 
 async def accepts_calls(settler: Settler) -> None:
-    await eventually(lambda: not settler.is_unavailable, "the settler recovers")
-    settler.check()
+    await eventually(lambda: not settler.availability.is_unavailable, "the settler recovers")
+    settler.availability.check()
 
 
 async def test_settlement_goes_straight_to_an_available_store(store: FlakyStore, record: MakeRecord) -> None:
@@ -60,7 +60,7 @@ async def test_settlement_goes_straight_to_an_available_store(store: FlakyStore,
     totals = await settler.settle(record())
     assert totals is not None
     assert totals == await store.totals(KEY)
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
 
 
@@ -82,7 +82,7 @@ async def test_outage_refuses_new_calls_and_keeps_settlements(store: FlakyStore,
     store.away = True
     assert [await settler.settle(record()) for _ in range(2)] == [None, None]
     with pytest.raises(StoreUnavailable, match=r"unavailable\. Ended calls that wait for it: 2\."):
-        settler.check()
+        settler.availability.check()
     await settler.aclose()
 
 
@@ -94,7 +94,7 @@ async def test_after_an_outage_settlements_are_written_once_and_calls_accepted(
     store.away = True
     for item in items:
         await settler.settle(item)
-    assert settler.failures == 1, "none that is known to be away is asked"
+    assert settler.availability.failures == 1, "none that is known to be away is asked"
     store.away = False
     await accepts_calls(settler)
     assert (await store.totals(KEY)).calls == 5
@@ -121,7 +121,7 @@ async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(reco
 
     store = FarStore()
     settler = Settler(store, is_open=True)
-    settler.mark_unavailable(StoreUnavailable("away"))
+    settler.availability.report(StoreUnavailable("away"))
     records = [record() for _ in range(100)]
     for one in records:
         await settler.settle(one)
@@ -142,7 +142,7 @@ async def test_store_becomes_available_while_calls_keep_ending(record: MakeRecor
 
     store = SlowStore()
     settler = Settler(store, is_open=True)
-    settler.mark_unavailable(StoreUnavailable("away"))
+    settler.availability.report(StoreUnavailable("away"))
     ended: list[asyncio.Task[Totals | None]] = []
 
     async def ending() -> None:
@@ -170,10 +170,10 @@ async def test_outage_before_the_first_settlement_ends_when_the_store_replies() 
     store = Silent()
     settler = Settler(store)
     store.away = True
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     await eventually(lambda: store.pings == 2, "it is asked")
     with pytest.raises(StoreUnavailable):
-        settler.check()
+        settler.availability.check()
     store.away = False
     await accepts_calls(settler)
     await settler.aclose()
@@ -184,8 +184,8 @@ async def test_damage_is_logged_once_and_blocks_no_other_call(
 ) -> None:
     settler = Settler(store)
     for place in ("one", "other", "one"):
-        settler.mark_unavailable(StoreDamaged(f"The account {place} cannot be read."))
-    settler.check()
+        settler.availability.report(StoreDamaged(f"The account {place} cannot be read."))
+    settler.availability.check()
     named = [entry.getMessage() for entry in heard.records if "cannot be read" in entry.getMessage()]
     assert [place for line in named for place in ("one", "other") if f" {place} " in line] == ["one", "other"]
     await settler.aclose()
@@ -203,8 +203,8 @@ async def test_record_that_fails_with_its_ending_can_be_settled_without_it(
 
     settler, call = Settler(Refusing()), record()
     with pytest.raises(type(refusal)):
-        await settler.close_with(call, lambda places: (places, call), ())
-    assert (settler.is_unavailable, settler.waiting) == (is_unavailable, 0)
+        await settler.settle_with_step(call, lambda places: (places, call), ())
+    assert (settler.availability.is_unavailable, settler.waiting) == (is_unavailable, 0)
     await settler.aclose()
 
 
@@ -251,7 +251,7 @@ async def test_closing_settles_waiting_records_with_a_last_try(store: FlakyStore
     store.away = False
     await settler.aclose()
     assert (await store.totals(KEY)).calls == 3
-    settler.check()
+    settler.availability.check()
 
 
 async def test_settlement_lost_at_shutdown_is_logged(
@@ -395,7 +395,7 @@ async def test_settlement_of_a_cancelled_caller_is_tried_again(store: FlakyStore
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    settler.check()
+    settler.availability.check()
     await settler.aclose()
     assert (await slow.totals(KEY)).calls == 1
 
@@ -452,7 +452,7 @@ async def test_record_is_settled_after_its_lesson_is_learned(record: MakeRecord)
     assert await settler.settle(lesson_of(item)) is None
     assert store.tries == 0
     with pytest.raises(StoreUnavailable):
-        await settler.close_with(lesson_of(item), lambda places: (places, item), ())
+        await settler.settle_with_step(lesson_of(item), lambda places: (places, item), ())
     store.away = False
     await accepts_calls(settler)
     assert await store.learned("key") is not None
@@ -470,7 +470,7 @@ async def test_records_only_on_disk_are_settled_even_if_the_file_was_deleted(
         await settler.settle(record())
     shutil.rmtree(folder)
     store.away = False
-    await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
+    await eventually(lambda: not (settler.waiting or settler.availability.is_unavailable), "the store is back")
     await settler.recover()
     assert len(await store.calls(KEY, 10)) == 3
     await settler.aclose()
@@ -486,6 +486,6 @@ async def test_notes_about_running_calls_stay_when_the_journal_is_left_to_others
     await settler.settle(record())
     await settler.note([record()])
     store.away = False
-    await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
+    await eventually(lambda: not (settler.waiting or settler.availability.is_unavailable), "the store is back")
     assert len([*journal.left_over()]) == 1, "the file of what waits, and no note of a call that lives"
     await settler.aclose()

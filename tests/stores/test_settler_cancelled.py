@@ -86,7 +86,7 @@ async def test_record_is_settled_once_by_its_own_worker(
     async def settle(one: CallRecord) -> None:
         if with_ending:
             try:
-                await settler.close_with(one, lambda _: (PLACES, one), ())
+                await settler.settle_with_step(one, lambda _: (PLACES, one), ())
             except StoreUnavailable:
                 pass
             else:
@@ -100,7 +100,8 @@ async def test_record_is_settled_once_by_its_own_worker(
         is_there = await cancelled_at(settle(one), *places)
         store.trouble = None
         await eventually(
-            lambda: not (settler.waiting or settler.is_unavailable), "the settler offers it again by itself"
+            lambda: not (settler.waiting or settler.availability.is_unavailable),
+            "the settler offers it again by itself",
         )
         assert await settled(store, one) == (calls, calls, True)
         return is_there
@@ -123,7 +124,7 @@ async def test_record_only_on_disk_is_not_deleted_with_settled_ones(
         await settler.settle(first)
         is_there = await cancelled_at(settler.settle(beyond), *places)
         store.trouble = None
-        await eventually(lambda: not (settler.waiting or settler.is_unavailable), "the store is back")
+        await eventually(lambda: not (settler.waiting or settler.availability.is_unavailable), "the store is back")
         await settler.recover()
         await settler.aclose()
         await Settler(store, Journal(journals)).recover()

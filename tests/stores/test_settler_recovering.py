@@ -171,7 +171,7 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
     settler = Settler(store, Full(journals))
     await settler.settle(record())
     store.refusal = RecordRefused("not this one")
-    await eventually(lambda: not (settler.waiting or settler.is_unavailable))
+    await eventually(lambda: not (settler.waiting or settler.availability.is_unavailable))
     await settler.aclose()
     store.refusal = None
     later = Settler(store, Journal(journals))
@@ -216,12 +216,12 @@ async def test_undeletable_journal_does_not_prolong_the_outage(
 
     store, came_back = MemoryStore(), list[bool]()
     settler = Settler(store, Stuck(tmp_path / "journals"))
-    settler.on_available = lambda: came_back.append(True)
-    settler.mark_unavailable(StoreUnavailable("The store is unavailable."))
+    settler.availability.on_available = lambda: came_back.append(True)
+    settler.availability.report(StoreUnavailable("The store is unavailable."))
     await settler.settle(record())
     await eventually(lambda: came_back)
     assert said(caplog, "cannot be deleted", "the disk is read-only")
-    settler.check()
+    settler.availability.check()
     assert (await store.totals(KEY)).calls == 1
     await settler.aclose()
 

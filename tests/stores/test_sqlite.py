@@ -51,7 +51,7 @@ async def test_states_last_turns_and_lessons_survive_a_restart(path: Path, recor
         assert (await store.totals(KEY)).saved_tokens == 3
 
 
-async def test_a_call_that_comes_late_makes_no_account_older(path: Path, record: MakeRecord) -> None:
+async def test_late_settlement_does_not_age_an_account(path: Path, record: MakeRecord) -> None:
     parent = AccountKey("session", "alice", "parent")
     async with opened(path) as store:
         for at in (6_000.0, 1_000.0):
@@ -61,7 +61,7 @@ async def test_a_call_that_comes_late_makes_no_account_older(path: Path, record:
         assert balance.used == Amount(10)
 
 
-async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRecord) -> None:
+async def test_damaged_file_is_reported_without_waiting(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE))
     roots = query(path, "SELECT rootpage FROM sqlite_master WHERE rootpage > 0")
@@ -76,7 +76,7 @@ async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRe
                 await ask
 
 
-async def test_what_is_waiting_when_the_store_closes_is_written(path: Path, record: MakeRecord) -> None:
+async def test_waiting_writes_are_written_when_the_store_closes(path: Path, record: MakeRecord) -> None:
     store = SqliteStore(path)
     task = asyncio.create_task(store.settle(record(charge=CHARGE)))
     await asyncio.sleep(0)
@@ -86,7 +86,7 @@ async def test_what_is_waiting_when_the_store_closes_is_written(path: Path, reco
         assert (await store.totals(KEY)).calls == 1
 
 
-async def test_a_closed_store_says_so_instead_of_hanging(path: Path, record: MakeRecord) -> None:
+async def test_closed_store_raises_instead_of_hanging(path: Path, record: MakeRecord) -> None:
     store = SqliteStore(path)
     await store.aclose()
     with pytest.raises(StoreUnavailable):
@@ -208,9 +208,7 @@ async def test_the_file_is_sound_and_the_log_bounded_after_many_commits(path: Pa
     assert log < 2_000 * 4 * 4096
 
 
-async def test_commits_do_not_wait_for_a_checkpoint_that_somebody_who_reads_holds_up(
-    path: Path, record: MakeRecord
-) -> None:
+async def test_commits_do_not_wait_for_a_checkpoint_blocked_by_a_reader(path: Path, record: MakeRecord) -> None:
     """As a backup of a large file does, for minutes."""
     async with opened(path, 0.5) as store:
         statements = list[str]()
@@ -307,7 +305,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_a_disk_that_takes_nothing_more_is_no_store_that_answers(path: Path) -> None:
+async def test_full_disk_makes_the_store_unavailable(path: Path) -> None:
     async with opened(path) as store:
         await store.ping()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -32,5 +32,5 @@ def test_what_was_read_before_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, "text", b"", b"{", b"[]", b'{"epochs": 7}', b'{"steps":{"a":1}}', b"\xff"])
-def test_what_is_no_state_is_none(value: object) -> None:
+def test_invalid_state_is_ignored(value: object) -> None:
     assert states.read(value) == SessionState()

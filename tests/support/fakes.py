@@ -38,11 +38,11 @@ from gateway.core.steps import Agent
 from gateway.core.stored import CallStart, OpenHold, StepEnding
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
+from gateway.stores.fallback import FallbackStore
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
-from gateway.stores.stale_accounts import StaleAccounts
 from tests.support.scripted import completion
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'
@@ -145,11 +145,11 @@ class UnavailableStore(MemoryStore):
         self._access("totals", is_read=True)
         return await super().totals(session)
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
         asked = [*self.asked, "opening"]
-        found = await super().opening(session, claims, with_totals=with_totals, above=above)
+        found = await super().open_call(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
         return found
 
@@ -157,9 +157,9 @@ class UnavailableStore(MemoryStore):
         self._access("remembered", is_read=True)
         return await super().remembered(session)
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         self._access("answered", is_read=True)
-        return await super().answered(namespace, answer)
+        return await super().call_of_response(namespace, answer)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         self._access("reserve")
@@ -212,6 +212,7 @@ class World:
     ) -> None:
         self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or UnavailableStore(), Recorder()
         self.settler = Settler(self.store)
+        fallback = FallbackStore(self.store, self.settler.availability)
         self.providers = {
             "p": ProviderAddress("p", "http://p/v1", "none"),
             "q": ProviderAddress("q", "http://q/v1", key="held"),
@@ -220,11 +221,10 @@ class World:
         #: records that are settled later if the worker dies while the store is unavailable
         self.noted: Sequence[CallRecord] = ()
         self.leases = Leases(
-            self.store,
+            fallback,
             self.settler.settle,
             lease_s=60,
-            is_unavailable=lambda: self.settler.is_unavailable,
-            away=self.settler.mark_unavailable,
+            availability=self.settler.availability,
             note=self._note,
         )
         #: seconds by which the worker's clock is ahead of the machine's clock
@@ -242,17 +242,16 @@ class World:
             providers=self.providers,
             upstreams=dict.fromkeys(self.providers, self.upstream),
             facts=facts,
-            store=self.store,
+            store=fallback,
             settler=self.settler,
             planner=planner,
             budgets=Budgets(
-                self.store,
+                fallback,
                 self.leases,
-                StaleAccounts(),
                 budget or BudgetPolicy(),
                 time.time,
             ),
-            results=ToolResultRenderer(self.store, 2**26),
+            results=ToolResultRenderer(fallback, 2**26),
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),

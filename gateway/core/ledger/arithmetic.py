@@ -132,14 +132,14 @@ class Account:
         used: the amount spent since the window began at `opened`; without a window, ever since.
         held: the sum of all open holds.
         opened: when the window began; None if there is no window, or none yet.
-        decided: limits that an operator set for this account, instead of the configured ones. None: unlimited.
+        overrides: limits that an operator set for this account, instead of the configured ones. None: unlimited.
         period: how many times `used` was set to zero: by a reset, a new window, or the deletion of its session.
     """
 
     used: Amount = NOTHING
     held: Amount = NOTHING
     opened: Moment | None = None
-    decided: Mapping[Dimension, int | None] = field(default_factory=dict)
+    overrides: Mapping[Dimension, int | None] = field(default_factory=dict)
     period: int = 0
 
 
@@ -161,10 +161,10 @@ class Claim:
 
     def limits(self, account: Account) -> Limits:
         """Return the limits in force. Limits that a call declares can only lower them."""
-        if not account.decided:
+        if not account.overrides:
             return self.configured.lowered(self.declared)
-        configured, decided = self.configured, account.decided
-        limits = {name: decided[name] if name in decided else configured.of(name) for name in DIMENSIONS}
+        configured, overrides = self.configured, account.overrides
+        limits = {name: overrides[name] if name in overrides else configured.of(name) for name in DIMENSIONS}
         return Limits(**limits, window_s=configured.window_s).lowered(self.declared)
 
 
@@ -315,7 +315,7 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
             used, given_back = account.used.plus(spent), account.held.less(held)
-            changes[key] = Account(used, given_back, account.opened, account.decided, account.period)
+            changes[key] = Account(used, given_back, account.opened, account.overrides, account.period)
     return changes
 
 
@@ -384,7 +384,7 @@ def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
 
 
 def _hold(account: Account, amount: Amount) -> Account:
-    return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.period)
+    return Account(account.used, account.held.plus(amount), account.opened, account.overrides, account.period)
 
 
 def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:

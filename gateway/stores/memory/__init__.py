@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
-from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Periods, Refused
+from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
@@ -41,18 +40,13 @@ from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import MemoryLedger
-from gateway.stores.memory.lists import CallsInOrder, SortedSessions, merged
+from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
+from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
 
-#: Records kept per session, and call ids kept for all sessions. Totals do not change when a record is dropped.
-CALLS_PER_SESSION: Final = 1000
-CALLS_IN_ALL: Final = 100_000
 #: States and lessons kept. The ones changed longest ago are dropped first, and are decided or learned again.
 STATES_IN_ALL: Final = 10_000
 LESSONS_IN_ALL: Final = 10_000
-
-#: the number of resets of a deleted session: no existing session has it
-_DELETED: Final = -1
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -90,14 +84,6 @@ class _Results:
     changed_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _OrphanCharge:
-    """When an orphaned call was charged: the resets of its session, and the budget periods of its accounts, by then."""
-
-    resets: int = 0
-    periods: Periods = field(default_factory=dict)
-
-
 class MemoryStore:
     """A `Store` of dicts. No method awaits between reading and writing, so each method is atomic.
 
@@ -112,16 +98,7 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
-        self._calls: dict[SessionKey, deque[CallRecord]] = {}
-        #: the calls of all sessions of each namespace
-        self._in_order: defaultdict[str, CallsInOrder] = defaultdict(CallsInOrder)
-        #: not a BoundedDict: dropping a call also drops what is kept about it in other tables, see `_drop_call`
-        self._by_id: dict[str, CallRecord] = {}
-        #: call ids by namespace and response id; of several calls with the same response id, the newest
-        self._by_answer: dict[tuple[str, str], str] = {}
-        #: ids of calls that were deleted with their sessions: they are not shown, and not charged again
-        self._deleted: set[str] = set()
-        self._orphan_charges: dict[str, _OrphanCharge] = {}
+        self._calls = MemoryCalls()
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._kept_by_provider: dict[SessionKey, str] = {}
@@ -130,7 +107,7 @@ class MemoryStore:
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
-        #: number of all settled calls, which is the position of the last one in `latest`
+        #: number of all settled calls, which is the position of the last one in `settled_after`
         self._settled = 0
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
@@ -138,19 +115,19 @@ class MemoryStore:
         with Refusing(record.call_id):
             return self._settle(record, ending)
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Store.closing`."""
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+        """See `Store.settle_and_read`."""
         return CallEnd(await self.settle(record, ending), self._ledger.balances(claims))
 
     def _settle(self, record: CallRecord, ending: StepEnding | None) -> Totals:
-        known = self._by_id.get(record.call_id)
+        known = self._calls.get(record.call_id)
         is_new = known is None or record.replaces(known)
         if is_new:
             if ending is not None and (key := record.session) is not None:
                 state = self._state(key)
                 steps, record = ending(state.steps)
                 self._keep_state(key, state.with_steps(steps))
-            self._remember(record)
+            self._calls.add(record)
             self._charge(record, known)
         totals = self._totals(record.session) if record.session is not None else None
         # An orphaned call that still runs and is charged for more is listed again only when it ends.
@@ -161,7 +138,7 @@ class MemoryStore:
 
     def _charge(self, record: CallRecord, orphaned: CallRecord | None) -> None:
         """Charge a call. `orphaned`: its earlier record as an orphaned call, whose charge is taken back."""
-        key, earlier = record.session, self._orphan_charges.pop(record.call_id, _OrphanCharge())
+        key, earlier = record.session, self._calls.take_orphan_charge(record.call_id)
         if orphaned is None:
             self._ledger.settle(record)
         else:
@@ -170,7 +147,8 @@ class MemoryStore:
         if key is not None:
             self._add(key, record, orphaned if earlier.resets == resets else None)
         if record.is_provisional:
-            self._orphan_charges[record.call_id] = _OrphanCharge(resets, self._ledger.periods(record.accounts))
+            charge = OrphanCharge(resets, self._ledger.periods(record.accounts))
+            self._calls.note_orphan_charge(record.call_id, charge)
 
     def _add(self, key: SessionKey, record: CallRecord, orphaned: CallRecord | None) -> None:
         """Add a call to its session's totals. `orphaned`: its record that these totals contain, or None."""
@@ -203,40 +181,9 @@ class MemoryStore:
         for ordered in self._sorted.values():
             ordered.change(view.key)
 
-    def _remember(self, record: CallRecord) -> None:
-        is_new = record.call_id not in self._by_id
-        self._deleted.discard(record.call_id)
-        self._by_id[record.call_id] = record
-        if len(self._by_id) > CALLS_IN_ALL:
-            self._drop_call(next(iter(self._by_id)))
-        if record.session is None:
-            return
-        if record.answer is not None:
-            key = record.session.namespace, record.answer
-            self._by_answer[key] = max(record.call_id, self._by_answer.get(key, ""))
-        calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
-        in_order = self._in_order[record.session.namespace]
-        if is_new and len(calls) == CALLS_PER_SESSION:
-            in_order.forget([calls[0].call_id])
-        in_order.add(record)
-        if not is_new:
-            calls = self._calls[record.session] = deque(
-                (call for call in calls if call.call_id != record.call_id), CALLS_PER_SESSION
-            )
-        calls.append(record)
-
-    def _drop_call(self, call_id: str) -> None:
-        record = self._by_id.pop(call_id, None)
-        if record is not None and record.session is not None and record.answer is not None:
-            key = record.session.namespace, record.answer
-            if self._by_answer.get(key) == call_id:
-                del self._by_answer[key]
-        self._deleted.discard(call_id)
-        self._orphan_charges.pop(call_id, None)
-
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        return self._ledger.reserve(opened, lease_s, is_settled=opened.hold.id in self._by_id)
+        return self._ledger.reserve(opened, lease_s, is_settled=opened.hold.id in self._calls)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         """See `Store.extend`."""
@@ -246,24 +193,24 @@ class MemoryStore:
         """See `Store.renew`."""
         return self._ledger.renew(noted)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue_holds`."""
         return self._ledger.overdue(limit)
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
         return self._ledger.balances(claims)
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
-        """See `Store.opening`."""
+        """See `Store.open_call`."""
         totals = self._totals(session) if with_totals else None
         parents = tuple([self._parents.get(key) for key in above])
         return CallStart(await self.remembered(session), self._ledger.balances(claims), totals, parents)
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Store.decide`."""
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.override_limits`."""
         self._ledger.decide(account, limits)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
@@ -363,45 +310,31 @@ class MemoryStore:
         chosen, more = page_of(visible, Names(namespace, part), limit)
         return Page([replace(self._sessions[place.key], tools=ToolUse()) for place in chosen], more)
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-        """See `Store.newest`."""
-        lists = [one for name, one in self._in_order.items() if namespace in (None, name)]
-        return list(islice(merged(lists), limit))
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest_calls`."""
+        return self._calls.newest(namespace, limit)
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        records = [one for one in self._calls.get(session, ()) if before is None or one.call_id < before]
-        return heapq.nlargest(limit, records, key=lambda record: record.call_id)
+        return self._calls.of_session(session, limit, before)
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """See `Store.call`."""
+        return self._calls.find(namespace, request_id)
 
-        def visible(record: CallRecord) -> bool:
-            is_own = namespace is None or (record.session is not None and record.session.namespace == namespace)
-            return is_own and self._is_shown(record.call_id)
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.call_of_response`."""
+        return self._calls.of_response(namespace, answer)
 
-        own = self._by_id.get(request_id)
-        if own is not None and visible(own):
-            return own
-        named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
-        return max(named, key=lambda record: record.call_id, default=None)
-
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Store.answered`."""
-        call_id = self._by_answer.get((namespace, answer), "")
-        return self._by_id[call_id] if self._is_shown(call_id) else None
-
-    def _is_shown(self, call_id: str) -> bool:
-        return call_id in self._by_id and call_id not in self._deleted
-
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Store.latest`."""
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
+        """See `Store.settled_after`."""
         if after is None:
             return LatestCalls((), self._settled)
         dropped = self._settled - len(self._latest)
         begin = max(after, dropped) - dropped
         entries = list(islice(self._latest, begin, begin + limit))
-        settled = [Settled(self._by_id[call_id], totals) for call_id, totals in entries if self._is_shown(call_id)]
+        shown = [(self._calls.shown(call_id), totals) for call_id, totals in entries]
+        settled = [Settled(record, totals) for record, totals in shown if record is not None]
         return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
 
     async def reset(self, session: SessionKey) -> bool:
@@ -419,11 +352,7 @@ class MemoryStore:
         self._states.drop(session)
         self._parents.pop(session, None)
         self._ledger.forget(session.account)
-        for record in self._unlisted_calls(session):
-            self._deleted.add(record.call_id)
-            charge = self._orphan_charges.get(record.call_id)
-            if charge is not None:
-                self._orphan_charges[record.call_id] = _OrphanCharge(_DELETED, charge.periods)
+        self._calls.delete(session)
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
@@ -434,24 +363,15 @@ class MemoryStore:
         self._kept_by_provider.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
-        for record in self._unlisted_calls(session):
-            self._drop_call(record.call_id)
+        self._calls.forget(session)
         return existed
-
-    def _unlisted_calls(self, session: SessionKey) -> Sequence[CallRecord]:
-        """Remove the calls of a session from all lists, and return them."""
-        listed = self._calls.pop(session, ())
-        self._in_order[session.namespace].forget(call.call_id for call in listed)
-        # Only a full list may be incomplete. Searching the calls of all sessions each time takes too long.
-        is_all = len(listed) < CALLS_PER_SESSION
-        return [*listed] if is_all else [call for call in self._by_id.values() if call.session == session]
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
         old = [key for key, view in self._sessions.items() if view.last_call_at < before]
         for key in old:
             self._forget(key)
-        self._expire_calls(first_id_at(before))
+        self._calls.expire(first_id_at(before))
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
@@ -471,17 +391,6 @@ class MemoryStore:
         for key in [*self._parents]:
             if not (key in self._sessions or key in self._states or key.account in self._ledger):
                 del self._parents[key]
-
-    def _expire_calls(self, oldest_kept: str) -> None:
-        for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:
-            self._drop_call(call_id)
-        for key, calls in list(self._calls.items()):
-            kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=CALLS_PER_SESSION)
-            self._in_order[key.namespace].forget(call.call_id for call in calls if call.call_id < oldest_kept)
-            if kept:
-                self._calls[key] = kept
-            else:
-                del self._calls[key]
 
     async def ping(self) -> None:
         """See `Store.ping`."""

@@ -75,7 +75,7 @@ class MemoryLedger:
         return frozenset(noted.keys() - self._holds.keys())
 
     def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+        """See `Store.overdue_holds`."""
         now = self._moment()
         over = (held.opened for held in self._holds.values() if ledger.is_lease_over(held.renewed, held.lease_s, now))
         return list(islice(over, limit))
@@ -86,10 +86,10 @@ class MemoryLedger:
         return tuple(ledger.balance_of(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
 
     def decide(self, key: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Store.decide`."""
+        """See `Store.override_limits`."""
         account = self._accounts.get(key, ledger.EMPTY)
-        decided = {**account.decided, **limits} if limits is not None else {}
-        self._keep({key: replace(account, decided=decided)})
+        overrides = {**account.overrides, **limits} if limits is not None else {}
+        self._keep({key: replace(account, overrides=overrides)})
 
     def settle(self, record: CallRecord) -> None:
         """Give back the hold of a call, and charge what it spent."""

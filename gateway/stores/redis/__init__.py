@@ -111,10 +111,10 @@ class RedisStore:
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
-        return (await self.closing(record, ending, ())).totals
+        return (await self.settle_and_read(record, ending, ())).totals
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Store.closing`."""
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+        """See `Store.settle_and_read`."""
         with Refusing(record.call_id):
             return await self._updates.settle(record, ending, claims)
 
@@ -130,8 +130,8 @@ class RedisStore:
         """See `Store.renew`."""
         return await self._ledger.renew(noted)
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue_holds`."""
         # Every serving gateway calls this first, and no command of an operator calls it.
         await self._check_settings()
         return await self._ledger.overdue(limit)
@@ -141,10 +141,10 @@ class RedisStore:
         asked = self._ledger.ask_balances(claims)
         return self._ledger.balances(claims, await self._link.call(*asked)) if asked else ()
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
-        """See `Store.opening`."""
+        """See `Store.open_call`."""
         tag = _tag(session)
         asked = self._ledger.ask_balances(claims)
         (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
@@ -160,8 +160,8 @@ class RedisStore:
         parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
         return CallStart(remembered, balances, values.totals(sums) if with_totals else None, parents)
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Store.decide`."""
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.override_limits`."""
         arguments = self._scripts.basic() | {"kind": account.kind}
         if limits is not None:
             fields = {name: f"d{number}" for number, name in enumerate(DIMENSIONS, 1)}
@@ -325,8 +325,8 @@ class RedisStore:
         after = Cursor.parse(cursor) if cursor else None
         return await self._lists.page(SessionList(namespace, sort, part), limit, after)
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-        """See `Store.newest`."""
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest_calls`."""
         return await self._lists.newest(namespace, limit)
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
@@ -337,12 +337,12 @@ class RedisStore:
         """See `Store.call`."""
         return await self._lists.call(namespace, request_id)
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Store.answered`."""
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.call_of_response`."""
         return await self._lists.answered(namespace, answer)
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Store.latest`."""
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
+        """See `Store.settled_after`."""
         return await self._lists.latest(after, limit)
 
     async def reset(self, session: SessionKey) -> bool:

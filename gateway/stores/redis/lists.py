@@ -187,7 +187,7 @@ class Lists:
         return self._unread.read(call_id.decode(), value) if value is not None else None
 
     async def newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
-        """See `Store.newest`."""
+        """See `Store.newest_calls`."""
         name, found, end, is_whole = self._keys.newest(namespace), list[CallRecord](), "+", False
         while len(found) < limit:
             wanted = min(max(limit - len(found), _LEAST_PAGE), _CHUNK)
@@ -270,7 +270,7 @@ class Lists:
         return await self._first(namespace, [*candidates, *_places(places)])
 
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Store.answered`."""
+        """See `Store.call_of_response`."""
         [places] = await self._link.call(("ZREVRANGE", self._keys.answered(namespace, answer), 0, NAMESAKES - 1))
         return await self._first(namespace, _places(places))
 
@@ -287,7 +287,7 @@ class Lists:
         return None
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Store.latest`."""
+        """See `Store.settled_after`."""
         arguments = {"limit": limit} | ({} if after is None else {"after": after})
         [(cursor, missed, entries)] = await self._link.call(self._verb("latest", self._keys.latest, arguments))
         noted = [values.noted(one) for one in entries]

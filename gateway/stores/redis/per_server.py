@@ -180,7 +180,7 @@ class PerServerLedger:
     async def settle(
         self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
     ) -> Settlement | StoredState:
-        """See `Store.closing`."""
+        """See `Store.settle_and_read`."""
         scripts, tag = self._scripts, home_of(record)
         arguments = scripts.settle_arguments(record, values.accounts_of(record.accounts, self._keys))
         arguments["index"] = scripts.index(record)
@@ -231,7 +231,7 @@ class PerServerLedger:
         return frozenset(one for one, lease in zip(noted, leases, strict=True) if not lease)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+        """See `Store.overdue_holds`."""
         keys = (self._keys.holds, self._keys.places)
         [(now, ids)] = await self._link.call(self._scripts.call("overdue", keys, {"limit": limit + len(self._unread)}))
         self._clock_jumps.check(now)

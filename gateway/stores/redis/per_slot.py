@@ -177,7 +177,7 @@ class PerSlotLedger:
         return bool(lease)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+        """See `Store.overdue_holds`."""
         asked = {"limit": limit + len(self._unread)}
         shards = (self._scripts.call("overdue", self._keys.shard(one), asked) for one in range(SHARDS))
         replies = await asyncio.gather(*(self._link.call(verb) for verb in shards))
@@ -226,7 +226,7 @@ class PerSlotLedger:
     async def settle(
         self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
     ) -> Settlement | StoredState:
-        """See `Store.closing`."""
+        """See `Store.settle_and_read`."""
         home = home_of(record)
         reply = await self._settle(record, home, None, update)
         if reply[0] == _HAS_PARTS:

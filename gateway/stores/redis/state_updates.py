@@ -60,7 +60,7 @@ class StateUpdates:
         self._last_states.put(session, stored)
 
     async def settle(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Store.closing`."""
+        """See `Store.settle_and_read`."""
         session = record.session
         if ending is None or session is None:
             return await self._settle(record, claims)

@@ -125,8 +125,8 @@ class SqliteStore:
 
             return await self._writer.write(write)
 
-    async def closing(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
-        """See `Store.closing`."""
+    async def settle_and_read(self, record: CallRecord, ending: StepEnding | None, claims: Sequence[Claim]) -> CallEnd:
+        """See `Store.settle_and_read`."""
         totals, balances = await self.settle(record, ending), None
         with contextlib.suppress(StoreUnavailable):
             balances = await self.balances(claims)
@@ -144,23 +144,23 @@ class SqliteStore:
         """See `Store.renew`."""
         return await self._writer.write(lambda db: accounts.renew(db, noted, self._moment()))
 
-    async def overdue(self, limit: int) -> Sequence[OpenHold]:
-        """See `Store.overdue`."""
+    async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue_holds`."""
         return await self._in_thread(lambda db: accounts.overdue(db, limit, self._moment(), self._unread))
 
     async def balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         """See `Store.balances`."""
         return self._in_loop(lambda db: accounts.balances(db, claims, self._moment()))
 
-    async def opening(
+    async def open_call(
         self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
     ) -> CallStart:
-        """See `Store.opening`."""
+        """See `Store.open_call`."""
         now = self._moment()
         return self._in_loop(lambda db: rows.opening(db, session, claims, above, now, with_totals=with_totals))
 
-    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """See `Store.decide`."""
+    async def override_limits(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.override_limits`."""
         await self._writer.write(lambda db: accounts.decide(db, account, limits, self._moment()))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
@@ -274,8 +274,8 @@ class SqliteStore:
 
         return await self._in_thread(read)
 
-    async def newest(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-        """See `Store.newest`."""
+    async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
+        """See `Store.newest_calls`."""
         return await self._in_thread(lambda db: rows.newest(db, namespace, limit, self._unread_records))
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
@@ -286,12 +286,12 @@ class SqliteStore:
         """See `Store.call`."""
         return await self._in_thread(lambda db: rows.call(db, namespace, request_id, self._unread_records))
 
-    async def answered(self, namespace: str, answer: str) -> CallRecord | None:
-        """See `Store.answered`."""
+    async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
+        """See `Store.call_of_response`."""
         return self._in_loop(lambda db: rows.answered(db, namespace, answer, self._unread_records))
 
-    async def latest(self, after: int | None, limit: int) -> LatestCalls:
-        """See `Store.latest`."""
+    async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
+        """See `Store.settled_after`."""
         return await self._in_thread(lambda db: latest.read(db, after, limit, self._unread_records))
 
     async def reset(self, session: SessionKey) -> bool:

@@ -144,7 +144,7 @@ def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> froz
 
 
 def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds) -> list[OpenHold]:
-    """See `Store.overdue`."""
+    """See `Store.overdue_holds`."""
     found = []
     for hold_id, *row in db.execute(_OVERDUE, {"boot": now.boot, "mono": now.mono, "limit": limit + len(unread)}):
         with unread.passed_over(hold_id):
@@ -161,10 +161,10 @@ def balances(
 
 
 def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, int | None] | None, now: Moment) -> None:
-    """See `Store.decide`."""
+    """See `Store.override_limits`."""
     account = _accounts(db, (key,)).get(key, EMPTY)
-    decided = {**account.decided, **limits} if limits is not None else {}
-    _keep(db, {key: replace(account, decided=decided)}, now.wall)
+    overrides = {**account.overrides, **limits} if limits is not None else {}
+    _keep(db, {key: replace(account, overrides=overrides)}, now.wall)
 
 
 class HeldAccounts(NamedTuple):
@@ -297,7 +297,7 @@ def damaged(db: sqlite3.Connection, key: AccountKey) -> StoreDamaged:
 def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: float) -> None:
     for key, account in changes.items():
         opened = account.opened
-        decided = msgspec.json.encode(account.decided) if account.decided else None
+        decided = msgspec.json.encode(account.overrides) if account.overrides else None
         times = (opened.wall, opened.mono, opened.boot) if opened is not None else (None, None, None)
         db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.period, now))
 

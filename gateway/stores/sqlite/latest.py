@@ -19,7 +19,7 @@ _TOTALS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
 def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: UnreadRecords) -> LatestCalls:
-    """See `Store.latest`."""
+    """See `Store.settled_after`."""
     last = connection.execute(_LAST).fetchone()[0]
     if after is None:
         return LatestCalls((), last)

@@ -31,12 +31,12 @@ _INSERT_CALL: Final = (
     "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record, answer) "  # noqa: S608  # constants
     f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-#: with a new number, so that `latest` lists the call again
+#: with a new number, so that `settled_after` lists the call again
 _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = ?, record = ?, answer = ? "  # noqa: S608  # constants
     "WHERE call_id = ?"
 )
-#: An orphaned call that still runs and is charged for more. It keeps its number: `latest` lists it when it ends.
+#: An orphaned call that still runs and is charged for more. It keeps its number: `settled_after` lists it when it ends.
 _CHARGE_MORE: Final = "UPDATE calls SET totals = ?, epochs = ?, record = ?, answer = ? WHERE call_id = ?"
 _UNDELETE_CALL: Final = "DELETE FROM gone WHERE call_id = ?"
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
@@ -267,7 +267,7 @@ def opening(
     *,
     with_totals: bool,
 ) -> CallStart:
-    """See `Store.opening`. One query reads the session and its account; other accounts are read separately."""
+    """See `Store.open_call`. One query reads the session and its account; other accounts are read separately."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
     # A missing row is NULL in all columns. In an existing row, the first of these columns is never NULL.
@@ -406,7 +406,7 @@ def calls(
 
 
 def newest(db: sqlite3.Connection, namespace: str | None, limit: int, unread: UnreadRecords) -> list[CallRecord]:
-    """See `Store.newest`."""
+    """See `Store.newest_calls`."""
     if namespace is None:
         return _calls(db, _OF_ANY_SESSION, (), limit, None, unread)
     return _calls(db, _OF_NAMESPACE, (namespace,), limit, None, unread)
@@ -446,6 +446,6 @@ def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: Unrea
 
 
 def answered(db: sqlite3.Connection, namespace: str, answer: str, unread: UnreadRecords) -> CallRecord | None:
-    """See `Store.answered`."""
+    """See `Store.call_of_response`."""
     row = db.execute(_ANSWERED, (namespace, answer)).fetchone()
     return unread.read(*row) if row else None

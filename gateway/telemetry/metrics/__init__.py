@@ -21,7 +21,7 @@ from typing import Final
 
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import PENDING, CallRecord, ContextRecord
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, render
@@ -117,7 +117,7 @@ class _ModelCounters:
         """Count one call. Tokens, cost and times of a pending call are counted when its response is fetched."""
         values = self._slots.values
         values[self._call_slot(call)] += 1
-        if call.outcome == PENDING:
+        if call.is_pending:
             return
         if call.charge is not None:
             self._count_charge(call.charge)
@@ -230,7 +230,7 @@ class Metrics(Observer):
         """Count a call that has ended."""
         del totals, left
         self._counters_of(call).count(call)
-        if call.outcome == PENDING:
+        if call.is_pending:
             return
         if call.outcome == "refused":
             code = call.error_code or _NONE

@@ -158,7 +158,7 @@ def test_limit_is_configured_or_overridden_and_lowered_by_declared(
     configured: int | None, declared: int | None, decided: dict[Dimension, int | None], expected: int | None
 ) -> None:
     claim = Claim(S, Limits(configured, window_s=9), Limits(declared, window_s=1))
-    limits = claim.limits(Account(decided=decided))
+    limits = claim.limits(Account(overrides=decided))
     assert (limits.tokens, limits.window_s) == (expected, 9)
 
 

@@ -58,7 +58,7 @@ async def test_an_answer_that_calls_tools_writes_them_and_the_steps_in_one_row(p
         assert await tools_of(store) == ToolUse(("read", "read"), {"read": 2})
 
 
-async def test_a_call_that_was_written_before_goes_no_step_further(path: Path, record: MakeRecord) -> None:
+async def test_settling_a_call_again_does_not_advance_its_step(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         once = record(tools=("read",), charge=CHARGE)
         for _ in range(3):
@@ -77,7 +77,7 @@ async def test_one_part_of_a_state_changes_without_the_other(path: Path, record:
         assert [await state_of(one) for one in (store, other)] == [expected] * 2
 
 
-async def test_steps_stay_where_totals_and_tools_begin_anew(path: Path, record: MakeRecord) -> None:
+async def test_reset_keeps_steps_and_clears_totals_and_tools(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         await settle(store, record(tools=("read",), charge=CHARGE))
         assert await store.reset(KEY)
@@ -89,7 +89,7 @@ async def test_steps_stay_where_totals_and_tools_begin_anew(path: Path, record: 
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"default":7}', b"[" * 100_000, "text", 7])
-async def test_damaged_steps_are_none_and_the_rest_stays(path: Path, value: object) -> None:
+async def test_damaged_steps_are_ignored_and_the_rest_is_kept(path: Path, value: object) -> None:
     async with opened(path) as store:
         await store.update(KEY, lambda state: one_further(state).with_trim_decision(EPOCH))
         write(path, "UPDATE tools SET steps = ?", value)
@@ -172,7 +172,7 @@ async def test_a_change_that_changes_nothing_keeps_a_state_from_going_as_old(pat
 # --- an older file --------------------------------------------------------------------------------------------------------
 
 
-async def test_steps_of_format_8_are_moved_and_what_nobody_can_read_is_left(path: Path, record: MakeRecord) -> None:
+async def test_steps_of_format_8_are_migrated_and_unreadable_ones_are_left(path: Path, record: MakeRecord) -> None:
     path.parent.mkdir()
     made = sqlite3.connect(path)
     made.create_function("unpacked_size", 1, len)

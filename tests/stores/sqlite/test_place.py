@@ -12,9 +12,7 @@ from tests.stores.files import CHARGE, KEY, MakeRecord, opened
 
 
 @pytest.mark.parametrize("end", ["", "-wal", "-shm"])
-async def test_the_store_is_away_while_a_file_of_it_is_and_goes_on_when_it_is_back(
-    path: Path, record: MakeRecord, end: str
-) -> None:
+async def test_store_is_unavailable_while_a_file_of_it_is_missing(path: Path, record: MakeRecord, end: str) -> None:
     file, aside = Path(f"{path}{end}"), path.with_name("aside")
     async with opened(path) as store:
         before = await store.settle(record(charge=CHARGE))

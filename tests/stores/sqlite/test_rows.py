@@ -33,7 +33,7 @@ def test_the_columns_are_the_totals_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("value", DAMAGED, ids=lambda value: repr(value)[:12])
-async def test_a_damaged_state_is_none_and_gives_way_to_the_next(path: Path, record: MakeRecord, value: object) -> None:
+async def test_damaged_state_is_ignored_and_replaced_by_the_next(path: Path, record: MakeRecord, value: object) -> None:
     async with opened(path) as store:
         await store.update(KEY, lambda _: STATE)
         await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)))
@@ -44,7 +44,7 @@ async def test_a_damaged_state_is_none_and_gives_way_to_the_next(path: Path, rec
 
 
 @pytest.mark.parametrize("value", ["text", 7, 1.5])
-async def test_a_damaged_lesson_is_none_and_gives_way_to_the_next(path: Path, value: object) -> None:
+async def test_damaged_lesson_is_ignored_and_replaced_by_the_next(path: Path, value: object) -> None:
     async with opened(path) as store:
         await store.learn({"k": lambda _: b"1"})
         write(path, "UPDATE lessons SET value = ?", value)
@@ -56,7 +56,7 @@ async def test_a_damaged_lesson_is_none_and_gives_way_to_the_next(path: Path, va
 @pytest.mark.parametrize(
     "damage", ["last_key = NULL", "last_key = x'00'", "last_residual = 'x'", "last_residual = 0.5"]
 )
-async def test_a_damaged_last_turn_is_none(path: Path, record: MakeRecord, damage: str) -> None:
+async def test_damaged_last_turn_is_ignored(path: Path, record: MakeRecord, damage: str) -> None:
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)))
         assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1))

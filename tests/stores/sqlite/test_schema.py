@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_is_a_reason_to_make_room_on_it(path: Path) -> None:
             migrate(connection, path)
 
 
-async def test_an_older_version_that_stays_open_and_writes_its_own_format_down_keeps_nobody_from_the_file(
+async def test_file_stays_usable_after_a_running_older_version_writes_its_format_number(
     path: Path, record: MakeRecord
 ) -> None:
     async with opened(path) as store:
@@ -95,7 +95,7 @@ async def test_an_older_version_that_stays_open_and_writes_its_own_format_down_k
         assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
 
 
-async def test_a_store_that_stays_open_beside_a_newer_version_leaves_the_format_as_that_has_made_it(path: Path) -> None:
+async def test_running_older_version_keeps_the_format_of_a_newer_one(path: Path) -> None:
     async with opened(path) as store:
         write(path, f"PRAGMA user_version={len(MIGRATIONS) + 1}")
         await store.ping()
@@ -253,14 +253,14 @@ async def test_what_an_older_version_has_settled_is_listed_in_order(path: Path, 
     write_format(14, path, newest)
     async with opened(path) as store:
         for namespace in ("alice", None):
-            assert list(await store.newest(namespace, 5)) == calls[:-6:-1]
+            assert list(await store.newest_calls(namespace, 5)) == calls[:-6:-1]
             for sort in SORTS:
                 page = await store.sessions(namespace, 10, None, sort)
                 assert [view.key.id for view in page.sessions] == ["s2", "s1", "s0"]
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Path, record: MakeRecord) -> None:
+async def test_orphaned_call_of_an_older_version_is_corrected(path: Path, record: MakeRecord) -> None:
     key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
     real = record("s", charge=CHARGE, accounts=(key.account,), spent=Amount(7))
     async with opened(newest) as store:
@@ -272,9 +272,7 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
         assert balance.used == Amount(7)
 
 
-async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
-    path: Path, heard: pytest.LogCaptureFixture
-) -> None:
+async def test_migration_of_an_older_file_is_logged_once(path: Path, heard: pytest.LogCaptureFixture) -> None:
     """With millions of calls it takes minutes, during which the gateway does not serve."""
     write_format_1(path)
     for _ in range(2):
@@ -347,8 +345,8 @@ async def test_calls_of_format_13_are_kept_and_found_by_their_answers_from_then_
     async with opened(path) as store:
         await store.settle(new)
         await store.settle(corrected := replace(orphaned, outcome="ok", answer="late"))
-        assert await store.answered("alice", "new") == new
-        assert await store.answered("alice", "late") == corrected
+        assert await store.call_of_response("alice", "new") == new
+        assert await store.call_of_response("alice", "late") == corrected
         assert {one.call_id for one in await store.calls(SessionKey("alice", "s"), 9)} == {
             one.call_id for one in (old, orphaned, new)
         }
@@ -375,17 +373,19 @@ async def test_the_calls_settled_last_of_format_9_stay_in_their_order_and_their_
     ):
         write(path, statement)
     async with opened(path) as store:
-        assert (await store.latest(None, 9)).cursor == 75
-        found = await store.latest(71, 9)
+        assert (await store.settled_after(None, 9)).cursor == 75
+        found = await store.settled_after(71, 9)
         assert [one.call for one in found.settled] == [orphaned, late, early]
         assert [one.totals and one.totals.calls for one in found.settled] == [2, 3, None]
         assert found.missed == 0
-        assert (await store.latest(0, 1)).settled == found.settled[:1], "nobody noted when the oldest was settled"
+        assert (await store.settled_after(0, 1)).settled == found.settled[:1], (
+            "nobody noted when the oldest was settled"
+        )
         assert await store.calls(SessionKey("alice", "s"), 9) == [old, orphaned, late]
         right, newer = replace(orphaned, outcome="ok"), record("s", at=1.0)
         for one in (right, newer):
             await store.settle(one)
-        again = await store.latest(75, 9)
+        again = await store.settled_after(75, 9)
         assert ([one.call for one in again.settled], again.cursor) == ([right, newer], 77)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
@@ -405,7 +405,7 @@ async def test_the_sum_of_tool_results_is_read_from_an_index_alone(path: Path) -
     assert "USING COVERING INDEX results_by_size" in str(plan)
 
 
-async def test_a_worker_of_the_first_release_can_go_on_beside_a_newer_one(path: Path) -> None:
+async def test_worker_of_the_first_release_works_next_to_a_newer_one(path: Path) -> None:
     write_format_1(path)
     columns = [str(name) for (name,) in query(path, "SELECT name FROM pragma_table_info('sessions')")]
     async with opened(path) as store:

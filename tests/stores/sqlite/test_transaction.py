@@ -20,14 +20,14 @@ def numbers(database: sqlite3.Connection) -> list[int]:
     return [number for (number,) in database.execute("SELECT number FROM numbers")]
 
 
-def test_what_was_written_is_kept_and_what_came_of_it_given_back(database: sqlite3.Connection) -> None:
+def test_transaction_commits_and_returns_the_result(database: sqlite3.Connection) -> None:
     assert transact(database, lambda db: db.execute("INSERT INTO numbers VALUES (1), (2)").rowcount) == 2
     assert not database.in_transaction
     assert numbers(database) == [1, 2]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_nothing_is_kept_of_what_raises(database: sqlite3.Connection, error: type[BaseException]) -> None:
+def test_transaction_that_raises_is_rolled_back(database: sqlite3.Connection, error: type[BaseException]) -> None:
     def half(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO numbers VALUES (1)")
         raise error

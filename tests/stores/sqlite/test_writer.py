@@ -44,9 +44,7 @@ async def test_a_settlement_refused_by_a_lock_can_be_offered_again_and_counts_on
         assert (await store.settle(item)).calls == 1
 
 
-async def test_a_lock_that_goes_away_in_time_is_waited_for_while_the_loop_runs_on(
-    path: Path, record: MakeRecord
-) -> None:
+async def test_write_waits_for_a_short_lock_without_blocking_the_event_loop(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         with locked(path):
             waiting = [asyncio.create_task(store.settle(record(charge=CHARGE))) for _ in range(3)]
@@ -156,7 +154,7 @@ def adding(letter: bytes) -> Mapping[str, Lesson]:
     return {"k": lambda known: (known or b"") + letter}
 
 
-async def test_what_is_asked_for_in_one_turn_of_the_loop_is_one_transaction(path: Path, record: MakeRecord) -> None:
+async def test_writes_of_one_loop_iteration_share_a_transaction(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         with traced(store) as statements:
             await asyncio.gather(
@@ -168,7 +166,7 @@ async def test_what_is_asked_for_in_one_turn_of_the_loop_is_one_transaction(path
     assert [text.split()[0] for text in statements[-2:]] == ["INSERT", "COMMIT"]
 
 
-async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, record: MakeRecord) -> None:
+async def test_writes_that_waited_share_the_next_transaction(path: Path, record: MakeRecord) -> None:
     async def twice(store: SqliteStore) -> None:
         await store.learn({"k": one_more})
         await store.settle(record(charge=CHARGE))
@@ -179,14 +177,14 @@ async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, r
     assert statements.count("COMMIT") == 2
 
 
-async def test_who_writes_again_and_again_lets_the_loop_go_on(path: Path) -> None:
+async def test_repeated_writes_do_not_block_the_event_loop(path: Path) -> None:
     async with opened(path) as store, count_loop_turns() as turns:
         for _ in range(20):
             await store.learn({"k": one_more})
         assert turns() >= 10
 
 
-async def test_nothing_overtakes_what_waits_for_a_lock(path: Path) -> None:
+async def test_writes_keep_their_order_while_waiting_for_a_lock(path: Path) -> None:
     async with opened(path) as store:
         with locked(path):
             waiting = [asyncio.create_task(store.learn(adding(letter))) for letter in (b"a", b"b")]
@@ -209,7 +207,7 @@ async def test_nothing_is_written_while_a_checkpoint_keeps_all_waiting_and_all_o
         assert await asyncio.wait_for(store.learn(adding(b"d")), LIMIT_S) == {"k": b"abcd"}
 
 
-async def test_what_a_write_raises_comes_to_its_caller_and_nothing_of_it_is_written(path: Path) -> None:
+async def test_failing_write_raises_to_its_caller_and_writes_nothing(path: Path) -> None:
     def fails(state: SessionState) -> SessionState:
         raise LookupError(state)
 
@@ -253,7 +251,7 @@ async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table
     async with opened(path) as store:
         with traced(store) as statements:
             for with_totals in (False, True):
-                await store.opening(KEY, [Claim(KEY.account)], with_totals=with_totals)
+                await store.open_call(KEY, [Claim(KEY.account)], with_totals=with_totals)
         assert [text.split()[0] for text in statements] == ["SELECT", "SELECT"]
         if is_held:
             await store.reserve(OpenHold(hold, held), 180.0)
