@@ -334,6 +334,12 @@ class Accounts:
         return lease.is_over
 
     @staticmethod
+    def may_pass(state: CallState, size: int) -> bool:
+        """Return whether this many bytes may be passed on before `deliver` and `is_over` have anything to do."""
+        taken = state.budget.hold
+        return taken is None or taken.lease.may_pass(state.response.bytes_sent + size)
+
+    @staticmethod
     def bytes_at_once(state: CallState) -> int | None:
         """Return how many bytes of a stream may be passed on before `is_over` is asked again; None for all."""
         taken = state.budget.hold

@@ -176,6 +176,17 @@ class ActiveStep:
 
 
 @dataclass(slots=True)
+class DirectOutput:
+    """The client's connection, to which a stream writes while its task sleeps.
+
+    `write`: sends a piece at once, or returns False and sends nothing, because the client has to read first. None until
+    the head of the response was sent, and for a client without such a connection.
+    """
+
+    write: Callable[[bytes], bool] | None = None
+
+
+@dataclass(slots=True)
 class ClientResponse:
     """The response that the client receives.
 
@@ -200,6 +211,7 @@ class ClientResponse:
         is_incomplete: the body ended before it was complete. This may change while an iterator is passed on.
         is_event_stream: the body is a stream of events, even if its headers do not say so.
         failure_events: returns the events that end the stream with an error.
+        direct: where the body may write its pieces instead of yielding them; None if it yields all.
     """
 
     status: int
@@ -222,6 +234,7 @@ class ClientResponse:
     is_incomplete: bool = False
     is_event_stream: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
+    direct: DirectOutput | None = None
 
 
 class RequestCounts(NamedTuple):

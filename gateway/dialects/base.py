@@ -153,6 +153,11 @@ class StreamMeter:
         self._unread: list[bytes] = []
         self._unread_bytes = 0
 
+    @property
+    def buffered(self) -> int:
+        """Return the bytes of an incomplete event, which are passed on when it is complete."""
+        return self._buffer.size
+
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes to pass on now."""
         region = self._buffer.feed(chunk)

@@ -100,6 +100,12 @@ class Lease:
         """Return the output tokens at which the response has to end if the hold is not extended."""
         return self.tokens if self.end_tokens is None else self.end_tokens
 
+    def may_pass(self, come: int) -> bool:
+        """Return True if the response may reach this many bytes before anything has to be saved or checked."""
+        if self.is_over or not self.is_known or come >= self.save_at:
+            return False
+        return not self.is_bounded or come - self.checked_at < self.check_bytes
+
     def schedule_check(self, come: int, delivered: int) -> None:
         """Set when to check the hold next: before half of the remaining tokens come, at the bytes per token so far.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from gateway.core.errors import UpstreamProtocolError, UpstreamUnreadable
 from gateway.core.http.compression import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.http.headers import header
-from gateway.core.ports import UpstreamReply
+from gateway.core.ports import PassedPieces, TakePiece, UpstreamReply
 from gateway.core.values import dataclass
 
 #: compression codings; some servers put a charset or a language into this header and send plain text
@@ -111,9 +112,29 @@ async def decompress(response: UpstreamReply) -> AsyncIterator[bytes]:
         raise UpstreamProtocolError("The provider's response is compressed and is incomplete.")
 
 
-async def chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks that were read already, then the rest."""
-    for piece in first:
-        yield piece
-    async for piece in rest:
-        yield piece
+class Chained(PassedPieces):
+    """The pieces that were read already, then the rest."""
+
+    def __init__(self, first: Sequence[bytes], rest: AsyncIterator[bytes]) -> None:
+        self._first = deque(first)
+        self._rest = rest
+
+    async def __anext__(self) -> bytes:
+        return self._first.popleft() if self._first else await anext(self._rest)
+
+    async def pass_to(self, take: TakePiece) -> bool:
+        """Call `take` with each piece as it arrives. See `PassedPieces`."""
+        while self._first:
+            if not take(self._first.popleft()):
+                return True
+        return await pass_pieces(self._rest, take)
+
+
+async def pass_pieces(pieces: AsyncIterator[bytes], take: TakePiece) -> bool:
+    """Do what `PassedPieces.pass_to` does, with pieces of any kind: others are awaited one by one."""
+    if isinstance(pieces, PassedPieces):
+        return await pieces.pass_to(take)
+    async for piece in pieces:
+        if not take(piece):
+            return True
+    return False
