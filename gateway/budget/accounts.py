@@ -54,6 +54,7 @@ from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
 from gateway.dialects.limits import default_limit, minimum_output, output_limit, responses_asked, service_tier
 from gateway.steps.enforcement import Steps, StepTransition
+from gateway.stores.leases import FREE, Lease
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -334,10 +335,9 @@ class Accounts:
         return lease.is_over
 
     @staticmethod
-    def may_pass(state: CallState, size: int) -> bool:
-        """Return whether this many bytes may be passed on before `deliver` and `is_over` have anything to do."""
-        taken = state.budget.hold
-        return taken is None or taken.lease.may_pass(state.response.bytes_sent + size)
+    def lease_of(state: CallState) -> Lease:
+        """Return the lease whose `free_until` says how much may be passed on without `deliver` and `is_over`."""
+        return state.budget.hold.lease if state.budget.hold is not None else FREE
 
     @staticmethod
     def bytes_at_once(state: CallState) -> int | None:

@@ -175,15 +175,19 @@ class ActiveStep:
         return self.agent.step(self.state)
 
 
+def _send_nothing(_: bytes) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class DirectOutput:
     """The client's connection, to which a stream writes while its task sleeps.
 
-    `write`: sends a piece at once, or returns False and sends nothing, because the client has to read first. None until
-    the head of the response was sent, and for a client without such a connection.
+    `write`: sends a piece at once, or returns False and sends nothing. The task then yields the piece to the reader of
+    the body, which waits until the client can take it. Without such a connection, the task yields all pieces.
     """
 
-    write: Callable[[bytes], bool] | None = None
+    write: Callable[[bytes], bool] = _send_nothing
 
 
 @dataclass(slots=True)

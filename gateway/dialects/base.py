@@ -171,16 +171,20 @@ class StreamMeter:
                 self._hold(block)
             return b""
         plain = self._reader.plain_prefix(region)
+        if plain == len(region):
+            self._read_later(region)
+            return region
         if plain:
-            self._unread.append(region[:plain])
-            self._unread_bytes += plain
-            if self._unread_bytes > _UNREAD_BYTES:
-                self._catch_up()
-            if plain == len(region):
-                return region
+            self._read_later(region[:plain])
         self._catch_up()
         passed = [block for block in split_events(region[plain:]) if self._passes(block)]
         return b"".join([region[:plain], *passed])
+
+    def _read_later(self, events: bytes) -> None:
+        self._unread.append(events)
+        self._unread_bytes += len(events)
+        if self._unread_bytes > _UNREAD_BYTES:
+            self._catch_up()
 
     def _passes(self, block: bytes) -> bool:
         if self.ended:

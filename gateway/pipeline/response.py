@@ -219,7 +219,7 @@ class ResponseRelay:
         """Yield what `passage` does not write to the client itself. See `gateway.pipeline.stream`."""
         meter, is_blank, is_found = passage.meter, True, not state.is_fetched_later
         try:
-            while await pass_pieces(pieces, passage.take):
+            while not meter.ended and await pass_pieces(pieces, passage.take):
                 if is_blank and _JSON.match(passage.unread):
                     async for part in self._no_events(state, response, Chained([passage.unread], pieces), reply):
                         yield part
@@ -237,9 +237,8 @@ class ResponseRelay:
                     if await self._accounts.is_over(state) and not is_billed:
                         yield await self._end_of_budget(state, meter)
                         return
-                if meter.ended:
-                    break
-                passage.is_opened = is_found and not is_blank
+                if is_found and not is_blank:
+                    passage.open()
             _check_end(state, meter)
         except GatewayError as fault:
             state.response.outcome, state.response.fault = "upstream_broken", fault

@@ -32,7 +32,10 @@ from gateway.call.state import CallState
 from gateway.call.types import DirectOutput
 from gateway.core.http.headers import mask
 from gateway.dialects.base import StreamMeter
+from gateway.stores.leases import Lease
 
+#: before the task has handled the beginning of the stream
+_CLOSED: Final = Lease("", 0.0, 0, is_over=True)
 #: part of every event that is an error
 _ERROR: Final = b'"error"'
 
@@ -47,17 +50,21 @@ class StreamPassage:
         secrets: the gateway's keys, which are masked because an error may repeat one.
     """
 
-    __slots__ = ("_accounts", "_secrets", "_state", "_unread", "has_rest", "is_opened", "meter", "output", "unsent")
+    __slots__ = (
+        *("_accounts", "_lease", "_response", "_secrets", "_state", "_unread"),
+        *("has_rest", "meter", "output", "unsent"),
+    )
 
     def __init__(self, state: CallState, accounts: Accounts, meter: StreamMeter, secrets: Sequence[bytes]) -> None:
         self._state = state
+        self._response = state.response
         self._accounts = accounts
         self.meter = meter
         self._secrets = secrets
         #: where pieces are written without the task
         self.output = DirectOutput()
-        #: False until the task has handled the beginning of the stream
-        self.is_opened = False
+        #: says how much may be passed on without the task
+        self._lease = _CLOSED
         #: a piece that the task has to handle; it was not read yet
         self._unread = b""
         #: events that were read, and are not passed on yet
@@ -65,18 +72,28 @@ class StreamPassage:
         #: a slice of the piece that the task handles is still to be read
         self.has_rest = False
 
+    def open(self) -> None:
+        """Pass on without the task from now on, as far as possible."""
+        self._lease = self._accounts.lease_of(self._state)
+        self._lease.free_up(self._response.bytes_sent)
+
     def take(self, piece: bytes) -> bool:
         """Read a piece and write it to the client; return False if the task has to continue."""
-        write, meter = self.output.write, self.meter
-        size = meter.buffered + len(piece)
-        if write is None or not self.is_opened or not self._accounts.may_pass(self._state, size):
+        meter = self.meter
+        come = self._response.bytes_sent + meter.buffered + len(piece)
+        if come >= self._lease.free_until and not self._may_reach(come):
             self._unread = piece
             return False
         events = self._read(piece)
-        if meter.ended or (events and not write(events)):
+        if meter.ended or (events and not self.output.write(events)):
             self.unsent = events
             return False
         return True
+
+    def _may_reach(self, come: int) -> bool:
+        """Return whether the response may reach this many bytes before the task has something to do."""
+        self._lease.free_up(come)
+        return come < self._lease.free_until
 
     @property
     def unread(self) -> bytes:
@@ -109,8 +126,10 @@ class StreamPassage:
 
     def _read(self, piece: bytes) -> bytes:
         """Read a piece and return the events to pass on."""
-        events = self.without_keys(self.meter.feed(piece))
-        self._state.response.bytes_sent += len(events)
+        events = self.meter.feed(piece)
+        if _ERROR in events:
+            events = self.without_keys(events)
+        self._response.bytes_sent += len(events)
         return events
 
     def without_keys(self, events: bytes) -> bytes:

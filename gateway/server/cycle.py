@@ -57,10 +57,8 @@ class Cycle(RequestResponseCycle):
 
     def write(self, body: bytes) -> bool:
         """Send a part of the body at once; return False, and send nothing, if the client has to read first."""
-        if self.disconnected:
-            return True
-        if self.flow.write_paused:
-            return False
+        if self.disconnected or self.flow.write_paused:
+            return self.disconnected
         self._send_body(body)
         return True
 
@@ -87,13 +85,16 @@ class Cycle(RequestResponseCycle):
         self.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], fields))
 
     def _send_body(self, body: bytes) -> None:
-        if not body or self.scope["method"] == "HEAD":
+        if not body:
             return
-        if self._due is not None:
-            self._due -= len(body)
-            if self._due < 0:
-                raise RuntimeError("the body of the response is longer than its content-length")
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked_encoding else body)
+        if self.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif self.scope["method"] != "HEAD":
+            if self._due is not None:
+                self._due -= len(body)
+                if self._due < 0:
+                    raise RuntimeError("the body of the response is longer than its content-length")
+            self.transport.write(body)
 
     def _end(self) -> None:
         if self._due:

@@ -345,8 +345,8 @@ class Forwarder:
         start: dict[str, Any] = {"type": "http.response.start", "status": reply.status, "headers": headers}
         await send(start)
         connection.is_started, connection.failure_events = True, reply.failure_events
-        if reply.direct is not None:
-            reply.direct.write = start.get(WRITE)
+        if reply.direct is not None and WRITE in start:
+            reply.direct.write = start[WRITE]
         connection.is_events = reply.is_event_stream or content_type(reply.headers) == EVENTS
         # A client that reads nothing would keep its place among the running calls for ever.
         task = asyncio.current_task()

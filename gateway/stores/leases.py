@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ logger = logging.getLogger("gateway")
 #: Seconds, and tokens of a fast stream, after which its progress is saved. A crash loses output after the last save.
 TICK_S: Final = 1.0
 SAVE_TOKENS: Final = 256
-#: Bytes of a response between two checks for `SAVE_TOKENS`: even as plain text, these are no more than so many tokens.
+#: Least bytes of a response between two checks for `SAVE_TOKENS`. Even as plain text, they hold no more tokens.
 _NOTE_BYTES: Final = 1_024
 #: share of a lease after which it is renewed
 _RENEW_AT: Final = 0.33
@@ -84,6 +85,8 @@ class Lease:
     journaled: int | None = None
     #: bytes of the response at which to check whether its tokens have to be saved
     save_at: int = _NOTE_BYTES
+    #: bytes of the response up to which nothing has to be saved or checked; 0: it must be asked before each part
+    free_until: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -100,26 +103,51 @@ class Lease:
         """Return the output tokens at which the response has to end if the hold is not extended."""
         return self.tokens if self.end_tokens is None else self.end_tokens
 
-    def may_pass(self, come: int) -> bool:
-        """Return True if the response may reach this many bytes before anything has to be saved or checked."""
-        if self.is_over or not self.is_known or come >= self.save_at:
-            return False
-        return not self.is_bounded or come - self.checked_at < self.check_bytes
-
     def schedule_check(self, come: int, delivered: int) -> None:
-        """Set when to check the hold next: before half of the remaining tokens come, at the bytes per token so far.
+        """Set when to check the hold next: before half of the remaining tokens come.
 
         Args:
             come: bytes of the response.
             delivered: its tokens.
         """
-        left = self.end - delivered
         self.checked_at = come
-        self.check_bytes = min(_MOST_LOOK_BYTES, max(CHECK_BYTES, left * come // max(1, 2 * delivered)))
+        self.check_bytes = _bytes_until_half(self.end - delivered, come, delivered, CHECK_BYTES)
+
+    def schedule_save(self, come: int, delivered: int) -> None:
+        """Set when to see next whether progress must be saved: before half of the tokens come that may be unsaved."""
+        left = SAVE_TOKENS - self.unsaved(delivered) if delivered else 0
+        self.save_at = come + _bytes_until_half(left, come, delivered, _NOTE_BYTES)
+
+    def unsaved(self, delivered: int) -> int:
+        """Return the delivered tokens that would not be charged if this worker died."""
+        return delivered - max(self.saved_tokens, self.journaled or 0)
+
+    def free_up(self, come: int) -> None:
+        """Set `free_until` for a response of this many bytes."""
+        self.free_until = 0
+        if self.is_over or not self.is_known:
+            return
+        if come >= self.save_at:
+            delivered = self.delivered()
+            if self.unsaved(delivered) >= SAVE_TOKENS:
+                return
+            self.schedule_save(come, delivered)
+        self.free_until = min(self.save_at, self.checked_at + self.check_bytes) if self.is_bounded else self.save_at
 
     def end_at(self, delivered: int) -> None:
         """Mark the response as over if it has used up its hold."""
         self.is_over = delivered >= self.tokens
+        if self.is_over:
+            self.free_until = 0
+
+
+def _bytes_until_half(left: int, come: int, delivered: int, least: int) -> int:
+    """Return the bytes in which half of the tokens `left` come, at the bytes per token so far."""
+    return min(_MOST_LOOK_BYTES, max(least, left * come // max(1, 2 * delivered)))
+
+
+#: for calls without a hold
+FREE: Final = Lease("", 0.0, 0, free_until=sys.maxsize)
 
 
 class Leases:
@@ -321,10 +349,12 @@ class Leases:
 
         `come`: bytes of the response, including this part.
         """
-        lease.save_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if lease.is_known and delivered - max(lease.saved_tokens, lease.journaled or 0) < SAVE_TOKENS:
-            return
+        if not lease.is_known or lease.unsaved(delivered) >= SAVE_TOKENS:
+            await self._save_now(lease, delivered)
+        lease.schedule_save(come, delivered)
+
+    async def _save_now(self, lease: Lease, delivered: int) -> None:
         if lease.pending is None and not self._is_unavailable():
             try:
                 await self._save_progress({lease.id: delivered})

@@ -129,40 +129,41 @@ class HttpResponse:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._fail_parsing()
-        # Counted here and not per chunk: there may be a hundred chunks at once, and their framing takes memory too.
-        if len(self._pieces) > before:
-            self._mute_bytes = 0
-            if self._take is not None:
-                if self._pass(self._take) and self._error is None and not self.is_complete:
-                    return
-            else:
-                self._kept += len(data)
-                if self._kept > _KEPT:
-                    self._connection.pause()
-        else:
+        if len(self._pieces) == before:
             self._mute_bytes += len(data)
+        else:
+            self._mute_bytes = 0
+            if self._take is None:
+                self._keep(len(data))
+            else:
+                self._pass_on(self._take)
+                if not self.is_complete and self._error is None:
+                    return
         if self._mute_bytes > _MAX_HEAD or self._head_bytes > _MAX_HEAD:
             self._fail_parsing()
         if self._error is not None or (self.is_tainted and self.is_complete):
             self._connection.abort()
-        self._wake()
+        if self._take is None or self.is_complete:
+            self._wake()
 
-    def _pass(self, take: TakePiece) -> bool:
-        """Pass on what has just arrived; return False, and wake the reader, if `take` has stopped."""
+    def _keep(self, size: int) -> None:
+        """Count bytes that wait for the reader. Their framing counts too: there may be a hundred chunks at once."""
+        self._kept += size
+        if self._kept > _KEPT:
+            self._connection.pause()
+
+    def _pass_on(self, take: TakePiece) -> None:
+        """Pass on what has just arrived, and wake the reader if `take` has stopped."""
         pieces, self._pieces = self._pieces, []
         if self._silence is not None:
             self._silence.begin()
-        waiter = self._waiter
         try:
             if take(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
-                return True
-            if waiter is not None and not waiter.done():
-                waiter.set_result(True)
+                return
         except Exception as error:  # noqa: BLE001  # a bug in the reader's own code is raised in the reader
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(error)
+            self._wake(error=error)
         self._take = None
-        return False
+        self._wake(has_stopped=True)
 
     def _fail_parsing(self) -> None:
         self.is_tainted = True
@@ -303,11 +304,15 @@ class HttpResponse:
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
-        """Wake the waiting task."""
+    def _wake(self, *, has_stopped: bool = False, error: Exception | None = None) -> None:
+        """Wake the waiting task. `error`: raise this in it."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(False)
+        if waiter is None or waiter.done():
+            return
+        if error is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(has_stopped)
 
 
 class Connection(asyncio.Protocol):
