@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,7 +55,7 @@ from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
 from gateway.dialects.limits import default_limit, minimum_output, output_limit, responses_asked, service_tier
 from gateway.steps.enforcement import Steps, StepTransition
-from gateway.stores.leases import FREE, Lease
+from gateway.stores.leases import Lease
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -337,7 +338,7 @@ class Accounts:
     @staticmethod
     def lease_of(state: CallState) -> Lease:
         """Return the lease whose `free_until` says how much may be passed on without `deliver` and `is_over`."""
-        return state.budget.hold.lease if state.budget.hold is not None else FREE
+        return state.budget.hold.lease if state.budget.hold is not None else Lease("", 0.0, 0, save_at=sys.maxsize)
 
     @staticmethod
     def bytes_at_once(state: CallState) -> int | None:

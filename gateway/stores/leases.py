@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -144,10 +143,6 @@ class Lease:
 def _bytes_until_half(left: int, come: int, delivered: int, least: int) -> int:
     """Return the bytes in which half of the tokens `left` come, at the bytes per token so far."""
     return min(_MOST_LOOK_BYTES, max(least, left * come // max(1, 2 * delivered)))
-
-
-#: for calls without a hold
-FREE: Final = Lease("", 0.0, 0, free_until=sys.maxsize)
 
 
 class Leases:

@@ -18,6 +18,9 @@ from gateway.core.values import dataclass
 _COMPRESSIONS: Final = re.compile(rb"\b(?:br|zstd|gzip|deflate|compress|dcb|dcz)\b", re.IGNORECASE)
 _ENCODING: Final = b"content-encoding"
 _TRANSFER: Final = b"transfer-encoding"
+_CODING_HEADERS: Final = frozenset({_ENCODING, _TRANSFER})
+#: of nearly all responses that are streamed
+_ONLY_CHUNKED: Final = [(_TRANSFER, b"chunked")]
 #: transfer codings that the HTTP client itself removes
 _FRAMING: Final = frozenset({"chunked", "identity"})
 
@@ -42,8 +45,8 @@ def without_compression_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[
 
 def _codings(response: UpstreamReply) -> list[str]:
     """Return the codings of a body, innermost first; transfer codings were applied last (RFC 9112, section 6.1)."""
-    named = dict(response.headers)
-    if _ENCODING not in named and _TRANSFER not in named:
+    named = [pair for pair in response.headers if pair[0] in _CODING_HEADERS]
+    if not named or named == _ONLY_CHUNKED:
         return []
     compressed = header(response.headers, _ENCODING).decode("latin-1").strip().lower()
     return [coding for coding in (compressed, *_transfer_codings(response)) if coding]
