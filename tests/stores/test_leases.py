@@ -594,3 +594,24 @@ def test_response_without_a_bound_is_never_checked() -> None:
     assert not Lease("h", 60, 4_000).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).end == 4_000
+
+
+def test_progress_of_a_sparse_stream_is_checked_rarely_and_that_of_a_dense_one_often() -> None:
+    steps = []
+    for bytes_per_token in (4, 100):
+        lease = Lease("call", 60, 10**6)
+        come = lease.save_at
+        lease.delivered = lambda come=come, ratio=bytes_per_token: come // ratio - 1  # type: ignore[misc]
+        lease.free_up(come)
+        steps.append(lease.free_until - come)
+    assert steps == [1_024, 14_051]
+
+
+def test_a_response_is_not_passed_on_freely_if_its_worker_could_not_charge_it() -> None:
+    lease = Lease("call", 60, 100, end_tokens=100)
+    lease.free_up(10)
+    assert lease.free_until == lease.save_at == 1_024
+    lease.end_at(100)
+    assert lease.free_until == 0
+    lease.free_up(10)
+    assert lease.free_until == 0
