@@ -231,10 +231,8 @@ class ResponseRelay:
                         await self._accounts.deliver(state)
                         is_found = is_found or await self._fetched.begun(state)
                         yield events
-                    # If one event brought far more than the hold, the rest of the same piece has the usage that is
-                    # billed.
-                    is_billed = passage.has_rest and state.budget.is_far_over
-                    if await self._accounts.is_over(state) and not is_billed:
+                    # If one event brought far more than the hold, the rest of its piece has the usage that is billed.
+                    if await self._accounts.is_over(state) and not (passage.has_rest and state.budget.is_far_over):
                         yield await self._end_of_budget(state, meter)
                         return
                 if is_found and not is_blank:
