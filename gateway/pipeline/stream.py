@@ -79,13 +79,15 @@ class StreamPassage:
 
     def take(self, piece: bytes) -> bool:
         """Read a piece and write it to the client; return False if the task has to continue."""
-        meter = self.meter
-        come = self._response.bytes_sent + meter.buffered + len(piece)
-        if come >= self._lease.free_until and not self._may_reach(come):
+        lease, response = self._lease, self._response
+        come = response.bytes_sent + len(piece)
+        if come >= lease.free_until and not self._may_reach(come):
             self._unread = piece
             return False
         events = self._read(piece)
-        if meter.ended or (events and not self.output.write(events)):
+        # A piece that completes a long event brings more than its own bytes.
+        is_due = self.meter.ended or response.bytes_sent >= lease.free_until
+        if is_due or (events and not self.output.write(events)):
             self.unsent = events
             return False
         return True

@@ -32,11 +32,6 @@ class EventBuffer:
         self._limit = limit
         self._overflow = False
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of the incomplete event."""
-        return len(self._buffer)
-
     def feed(self, chunk: bytes) -> bytes:
         """Add a chunk, and return the bytes up to the last blank line, for `split_events`."""
         buffer = self._buffer
