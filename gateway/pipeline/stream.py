@@ -81,7 +81,7 @@ class StreamPassage:
         """Read a piece and write it to the client; return False if the task has to continue."""
         lease, response = self._lease, self._response
         come = response.bytes_sent + len(piece)
-        if come >= lease.free_until and not self._may_reach(come):
+        if come >= lease.free_until and not self._may_read(come, len(piece)):
             self._unread = piece
             return False
         events = self._read(piece)
@@ -92,9 +92,9 @@ class StreamPassage:
             return False
         return True
 
-    def _may_reach(self, come: int) -> bool:
-        """Return whether the response may reach this many bytes before the task has something to do."""
-        self._lease.free_up(come)
+    def _may_read(self, come: int, size: int) -> bool:
+        """Return whether a piece may be passed on without the task. `come`: bytes of the response with the piece."""
+        self._lease.free_up(come, size)
         return come < self._lease.free_until
 
     @property

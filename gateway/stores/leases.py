@@ -27,8 +27,10 @@ logger = logging.getLogger("gateway")
 #: Seconds, and tokens of a fast stream, after which its progress is saved. A crash loses output after the last save.
 TICK_S: Final = 1.0
 SAVE_TOKENS: Final = 256
-#: Least bytes of a response between two checks for `SAVE_TOKENS`. Even as plain text, they hold no more tokens.
+#: Bytes of a response between two checks for `SAVE_TOKENS`: even as plain text, these are no more than so many tokens.
 _NOTE_BYTES: Final = 1_024
+#: The densest text that is estimated has a token in each character of three bytes.
+_LEAST_TOKEN_BYTES: Final = 3
 #: share of a lease after which it is renewed
 _RENEW_AT: Final = 0.33
 #: seconds between two searches for holds whose lease has ended, and holds that one search settles
@@ -103,34 +105,34 @@ class Lease:
         return self.tokens if self.end_tokens is None else self.end_tokens
 
     def schedule_check(self, come: int, delivered: int) -> None:
-        """Set when to check the hold next: before half of the remaining tokens come.
+        """Set when to check the hold next: before half of the remaining tokens come, at the bytes per token so far.
 
         Args:
             come: bytes of the response.
             delivered: its tokens.
         """
+        left = self.end - delivered
         self.checked_at = come
-        self.check_bytes = _bytes_until_half(self.end - delivered, come, delivered, CHECK_BYTES)
-
-    def schedule_save(self, come: int, delivered: int) -> None:
-        """Set when to see next whether progress must be saved: before half of the tokens come that may be unsaved."""
-        left = SAVE_TOKENS - self.unsaved(delivered) if delivered else 0
-        self.save_at = come + _bytes_until_half(left, come, delivered, _NOTE_BYTES)
+        self.check_bytes = min(_MOST_LOOK_BYTES, max(CHECK_BYTES, left * come // max(1, 2 * delivered)))
 
     def unsaved(self, delivered: int) -> int:
         """Return the delivered tokens that would not be charged if this worker died."""
         return delivered - max(self.saved_tokens, self.journaled or 0)
 
-    def free_up(self, come: int) -> None:
-        """Set `free_until` for a response of this many bytes."""
+    def free_up(self, come: int, size: int = 0) -> None:
+        """Set `free_until`.
+
+        Args:
+            come: bytes of the response, including a part that has arrived and was not read yet.
+            size: bytes of that part.
+        """
         self.free_until = 0
         if self.is_over or not self.is_known:
             return
         if come >= self.save_at:
-            delivered = self.delivered()
-            if self.unsaved(delivered) >= SAVE_TOKENS:
+            if self.unsaved(self.delivered()) + size // _LEAST_TOKEN_BYTES >= SAVE_TOKENS:
                 return
-            self.schedule_save(come, delivered)
+            self.save_at = come + _NOTE_BYTES
         self.free_until = min(self.save_at, self.checked_at + self.check_bytes) if self.is_bounded else self.save_at
 
     def end_at(self, delivered: int) -> None:
@@ -138,11 +140,6 @@ class Lease:
         self.is_over = delivered >= self.tokens
         if self.is_over:
             self.free_until = 0
-
-
-def _bytes_until_half(left: int, come: int, delivered: int, least: int) -> int:
-    """Return the bytes in which half of the tokens `left` come, at the bytes per token so far."""
-    return min(_MOST_LOOK_BYTES, max(least, left * come // max(1, 2 * delivered)))
 
 
 class Leases:
@@ -344,12 +341,10 @@ class Leases:
 
         `come`: bytes of the response, including this part.
         """
+        lease.save_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if not lease.is_known or lease.unsaved(delivered) >= SAVE_TOKENS:
-            await self._save_now(lease, delivered)
-        lease.schedule_save(come, delivered)
-
-    async def _save_now(self, lease: Lease, delivered: int) -> None:
+        if lease.is_known and lease.unsaved(delivered) < SAVE_TOKENS:
+            return
         if lease.pending is None and not self._is_unavailable():
             try:
                 await self._save_progress({lease.id: delivered})

@@ -176,6 +176,18 @@ async def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
     assert world.record.outcome == "upstream_broken"
 
 
+async def test_a_long_piece_is_passed_on_after_its_progress_is_saved() -> None:
+    world, client = World(), Client()
+    async with streaming(world, client) as provider:
+        (lease,) = world.leases._open.values()
+        provider.send(chunk("word" * 2 * SAVE_TOKENS))
+        assert client.written == []
+        await eventually(lambda: len(client.yielded) > 1, "the piece is passed on")
+        assert lease.saved_tokens >= 2 * SAVE_TOKENS
+        provider.send(DONE)
+        provider.end()
+
+
 async def test_progress_is_saved_before_more_tokens_are_passed_on() -> None:
     world, client = World(), Client()
     async with streaming(world, client) as provider:
@@ -203,7 +215,8 @@ async def test_a_stream_ends_with_its_budget_as_if_its_task_had_read_each_piece(
             if is_direct:
                 reply.direct.write = client.write
             yielded = [piece async for piece in reply.body]
-        assert bool(client.written) is is_direct
+        # A long piece waits until its progress is saved.
+        assert bool(client.written) is (is_direct and words < SAVE_TOKENS)
         assert b'"length"' in yielded[-1]
         assert world.record.outcome == "budget_end"
         ends.append((len(client.written) + len(yielded), (await world.store.totals(KEY)).total_tokens))

@@ -596,15 +596,13 @@ def test_response_without_a_bound_is_never_checked() -> None:
     assert Lease("h", 60, 4_000, step=2_048).end == 4_000
 
 
-def test_progress_of_a_sparse_stream_is_checked_rarely_and_that_of_a_dense_one_often() -> None:
-    steps = []
-    for bytes_per_token in (4, 100):
-        lease = Lease("call", 60, 10**6)
-        come = lease.save_at
-        lease.delivered = lambda come=come, ratio=bytes_per_token: come // ratio - 1  # type: ignore[misc]
-        lease.free_up(come)
-        steps.append(lease.free_until - come)
-    assert steps == [1_024, 14_051]
+@pytest.mark.parametrize(("delivered", "size", "is_free"), [(255, 2, True), (255, 3, False), (10, 1_000, False)])
+def test_a_part_that_may_bring_too_many_unsaved_tokens_is_not_passed_on_freely(
+    delivered: int, size: int, is_free: bool
+) -> None:
+    lease = Lease("call", 60, 10**6, delivered=lambda: delivered)
+    lease.free_up(2_000, size)
+    assert (lease.free_until > 2_000) is is_free
 
 
 def test_a_response_is_not_passed_on_freely_if_its_worker_could_not_charge_it() -> None:
