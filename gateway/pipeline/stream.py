@@ -51,8 +51,8 @@ class StreamPassage:
     """
 
     __slots__ = (
-        *("_accounts", "_lease", "_response", "_secrets", "_state", "_unread"),
-        *("has_rest", "meter", "output", "unsent"),
+        *("_accounts", "_lease", "_response", "_secrets", "_state"),
+        *("has_rest", "meter", "output", "unread", "unsent"),
     )
 
     def __init__(self, state: CallState, accounts: Accounts, meter: StreamMeter, secrets: Sequence[bytes]) -> None:
@@ -66,7 +66,7 @@ class StreamPassage:
         #: says how much may be passed on without the task
         self._lease = _CLOSED
         #: a piece that the task has to handle; it was not read yet
-        self._unread = b""
+        self.unread = b""
         #: events that were read, and are not passed on yet
         self.unsent = b""
         #: a slice of the piece that the task handles is still to be read
@@ -82,7 +82,7 @@ class StreamPassage:
         lease, response = self._lease, self._response
         come = response.bytes_sent + len(piece)
         if come >= lease.free_until and not self._may_read(come, len(piece)):
-            self._unread = piece
+            self.unread = piece
             return False
         events = self._read(piece)
         # A piece that completes a long event brings more than its own bytes.
@@ -97,11 +97,6 @@ class StreamPassage:
         self._lease.free_up(come, size)
         return come < self._lease.free_until
 
-    @property
-    def unread(self) -> bytes:
-        """Return the piece that waits for the task."""
-        return self._unread
-
     def events_for_task(self) -> Iterator[bytes]:
         """Yield the events that wait for the task, but keep those that were read together with the end mark.
 
@@ -110,7 +105,7 @@ class StreamPassage:
         if self.unsent and not self.meter.ended:
             events, self.unsent = self.unsent, b""
             yield events
-        piece, self._unread = self._unread, b""
+        piece, self.unread = self.unread, b""
         while piece:
             size = self._accounts.bytes_at_once(self._state)
             read, piece = (piece, b"") if size is None else (piece[:size], piece[size:])
