@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation.message import RESULT_ROLES
+from gateway.core.trimming.answers import MAX_ANSWER_SHARE, rank_answers
 from gateway.core.trimming.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.trimming.offers import GAP_TOKENS
 from gateway.core.trimming.parameters import NO_PARAMETERS, Parameters
@@ -62,10 +63,14 @@ def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) 
     if not offered:
         return draft
     offers = list(zip(offered, _line_factors(draft, past, offered, factors), strict=True))
+    answers = _unsent_answers(draft, past, _ROLES[scope])
     before = draft.tokens_of(last)
     wanted = room
     for _ in range(_TRIES):
-        lines = _choose(draft, past, offers, dict(relevance), wanted - _HEADING_TOKENS)
+        chosen, rest = _choose_answers(draft, answers, wanted - _HEADING_TOKENS)
+        said = {term for index, numbers in chosen.items() for n in numbers for term in draft.known(index).terms[n]}
+        left = relevance | dict.fromkeys(said & relevance.keys(), 0.0)
+        lines = _choose_lines(draft, past, offers, _Choice(left, chosen, rest))
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
@@ -351,10 +356,42 @@ def _add_neighbours(scores: Sequence[float], place: int, share: float) -> float:
     return scores[place] + share * max(scores[place - 1], scores[place + 1])
 
 
-def _choose(
-    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], relevance: dict[str, float], room: float
-) -> Lines:
+class _Choice(NamedTuple):
+    """A choice of lines in progress."""
+
+    #: the relevance of each term that is not sent yet
+    relevance: dict[str, float]
+    #: message -> the numbers of its chosen lines
+    chosen: dict[int, set[int]]
+    #: estimated tokens that are still free
+    room: float
+
+
+def _unsent_answers(draft: Draft, past: _Past, speakers: frozenset[str]) -> Sequence[int]:
+    """Return the messages of the past that answer the newest question, best first, if they are not sent whole."""
+    unsent = {*_changed(draft, past.size, speakers)}
+    unsent -= {source for lines in draft.recalls.values() for source, _ in lines}
+    return [index for index in rank_answers(draft) if index in unsent]
+
+
+def _choose_answers(draft: Draft, answers: Sequence[int], room: float) -> tuple[dict[int, set[int]], float]:
+    """Choose whole messages, without the arguments of calls; return their lines and the room that is left."""
     chosen: dict[int, set[int]] = {}
+    most = MAX_ANSWER_SHARE * room
+    for index in answers:
+        known = draft.known(index)
+        slots = known.sliced.slots
+        numbers = {n for n, block in enumerate(known.sliced.blocks) if not slots[block.slot].in_arguments}
+        cost = sum(known.tokens[number] for number in numbers) + _ROLE_TOKENS
+        if numbers and cost <= min(room, most):
+            room -= cost
+            chosen[index] = numbers
+    return chosen, room
+
+
+def _choose_lines(draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], choice: _Choice) -> Lines:
+    """Add the lines with the highest relevance per token to a choice, and return all its lines."""
+    relevance, chosen, room = choice
 
     def offer(line: _Line, factor: float) -> tuple[float, float]:
         draft.deadline.tick()
