@@ -25,6 +25,7 @@ from gateway.core.trimming.offers import GAP_TOKENS
 from gateway.core.trimming.parameters import NO_PARAMETERS, Parameters
 from gateway.core.trimming.reader import KnownBlocks
 from gateway.core.trimming.relevance import ASKED_SHARE, RelevanceFactors, answered, kept_terms, last_words, rarity
+from gateway.core.trimming.worklists import find_open_values
 from gateway.core.values import dataclass
 
 #: off; lines of the user and the assistant; lines of all roles
@@ -108,6 +109,8 @@ class _TermUse(NamedTuple):
     is_named: bool
     #: no assistant message has used it, and it has the shape of a tool's example value
     is_asked: bool = False
+    #: see `find_open_values`
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +169,15 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
     present: dict[int, frozenset[int]] = {}
     blocks = 0
     asks = parameters != NO_PARAMETERS
+    open_values = find_open_values(draft, size)
     for index in _changed(draft, size, speakers | RESULT_ROLES if asks else speakers):
         known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         is_spoken = draft.conversation.outlines[index].role in speakers
-        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked_blocks(parameters, known))
+        numbers: Sequence[int] = range(len(known.sliced.lines))
+        if not is_spoken:
+            numbers = sorted(_asked_blocks(parameters, known, open_values.get(index, frozenset())))
         draft.deadline.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
             for term in _terms_of(known, number):
@@ -183,6 +189,8 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
     seen = _term_uses(draft, size, needed)
     for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.assistant_uses]):
         seen[term] = seen[term]._replace(is_asked=True)
+    for term in seen.keys() & chain.from_iterable(open_values.values()):
+        seen[term] = seen[term]._replace(is_open=True)
     return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
 
 
@@ -200,9 +208,9 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _asked_blocks(parameters: Parameters, known: KnownBlocks) -> set[int]:
-    """Return the blocks of a result with values that the tools take."""
-    wanted = {*parameters.wanted([*known.named])}
+def _asked_blocks(parameters: Parameters, known: KnownBlocks, open_values: AbstractSet[str]) -> set[int]:
+    """Return the blocks of a result with values that the tools take, or that are still open."""
+    wanted = {*open_values, *parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
     return alike | parameters.blocks_named(known.labels)
 
@@ -330,7 +338,7 @@ def _relevance_by_term(
 
 def _odds(one: _TermUse, end: int, factors: RelevanceFactors) -> float:
     odds = factors.odds(end - one.last, one.assistant_uses, is_named=one.is_named)
-    return odds * factors.asked_for if one.is_asked else odds
+    return odds * (factors.asked_for if one.is_asked else 1.0) * (factors.open_value if one.is_open else 1.0)
 
 
 def _line_factors(draft: Draft, past: _Past, lines: Sequence[_Line], factors: RelevanceFactors) -> list[float]:
