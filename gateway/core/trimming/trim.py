@@ -25,8 +25,9 @@ from gateway.core.trimming.strategies import Dedupe, Drop, Strategy, drop_priori
 #: sentences. More would take the room of old lines that the last messages refer to.
 _TASK_SHARE: Final = 0.05
 _TASK_TOKENS: Final = 64
-#: Most of the room that a trim keeps, however slowly the conversation grows: recalled lines need some.
-_MAX_LOW_WATER: Final = 0.9
+#: Most of the room that a trim keeps, however slowly the conversation grows. Recalled lines take their share of it:
+#: without room for them, every question would need a trim, and a long chat would cost twice as much.
+_MAX_LOW_WATER: Final = 0.85
 #: The same for a task that fits whole, or whose first block is longer than that.
 _WHOLE_TASK_SHARE: Final = 0.3
 
@@ -217,7 +218,8 @@ def _low_water_share(draft: Draft, room: int, policy: TrimPolicy) -> float:
     grown = sum(draft.original[item.index] for item in items if item.role not in SYSTEM_ROLES and item.index != task)
     price, growth = policy.cached_price, grown / (turns or 1) / room
     share = price / (price + (1 - price) * growth) if growth > 0 else 0.0
-    return max(policy.depth, min(_MAX_LOW_WATER, share))
+    recalled = policy.recall_share if policy.recall != "off" else 0.0
+    return max(policy.depth, min(_MAX_LOW_WATER - recalled, share))
 
 
 def system_tokens(draft: Draft) -> int:
