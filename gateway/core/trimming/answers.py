@@ -109,6 +109,8 @@ def _scores(asked: Iterable[str], messages: Sequence[WordRoots]) -> list[float]:
     mean = sum(one.length for one in messages) / (len(messages) or 1)
     for root in asked:
         found = [(place, one.counts[root]) for place, one in enumerate(messages) if root in one.counts]
+        if 2 * len(found) >= len(messages):
+            continue  # what every second message has answers no question
         gain = rarity(1.0, len(messages), len(found))
         for place, count in found:
             damped = _SATURATION * (1 - _LENGTH_PENALTY + _LENGTH_PENALTY * messages[place].length / mean)

@@ -47,6 +47,10 @@ def test_a_message_of_priority_0_is_no_answer() -> None:
     assert 2 not in rank(talk("When did the dances start?"), priorities={2: 0.0})
 
 
+def test_words_that_every_second_message_has_find_nothing() -> None:
+    assert rank([*talk("")[:-1], {"role": "user", "content": "And the weather?"}]) == []
+
+
 def test_scripts_without_spaces_have_roots() -> None:
     assert WordRoots.of("舞蹈室").counts.keys() & WordRoots.of("我的舞蹈").counts.keys()
 
