@@ -1,8 +1,9 @@
 """Rank old messages of the user and the assistant by how well they answer the newest question.
 
 A question about a long talk shares few words with its answer, and in other forms: "when did you start to dance" and
-"dancing since May". A block is too short to decide, and one term is worth little. So whole messages are ranked (BM25) by the
-beginnings of their words, and a message gains from the one before or after it: an answer follows its question.
+"dancing since May". A block is too short to decide, and one term is worth little. So whole messages are ranked with
+BM25, by the beginnings of their words. A message gains from the one before or after it, since an answer follows its
+question.
 """
 
 from __future__ import annotations
