@@ -94,15 +94,14 @@ class RequestComposer:
             return (self.last_try(state),)
         if wire not in VIEWED or incoming.purpose is not None or state.context.compaction is not None:
             return (ModeTry(ResponseModes("raw", "raw")),)
-        # A model that binds thinking to its prefix has reasoned about results as they were sent.
-        is_bound = self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
             return (ModeTry(ResponseModes(mode, mode)),)
         modes = modes_for(mode, mode_for(remaining_fraction(budgets)))
         if state.call is not None and asks_for_compaction(state.call.fields, wire):
             # The model must summarize the results as it has seen them, not a shorter form.
             return (ModeTry(modes),)
-        return tries_for(modes, is_bound=is_bound)
+        # A model that binds thinking to its prefix has reasoned about results as they were sent.
+        return tries_for(modes, is_bound=self._planner.is_bound(route, wire))
 
     @staticmethod
     def last_try(state: CallState) -> ModeTry:
