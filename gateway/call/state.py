@@ -47,10 +47,10 @@ _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
 _NO_ROUTE: Final = Route("", "")
 _NO_ACCOUNTS: Final = ChargedAccounts("")
 _NOT_READ: Final = CallAccounts()
-_NO_UNREAD: Final[Mapping[str, UnreadForm]] = MappingProxyType({})
 _UNCHANGED: Final = ModeTry(ResponseModes("raw", "raw"))
 
 
+@dataclass(init=False)
 class RoutingState:
     """Where the call may go, and where it goes. Written by `pipeline.exchange`.
 
@@ -90,6 +90,7 @@ class RoutingState:
         return [route for route in named if route.provider in providers]
 
 
+@dataclass(init=False)
 class BudgetState:
     """The accounts of the call and its hold. Written by `budget.accounts`.
 
@@ -118,6 +119,7 @@ class BudgetState:
         return lease is not None and lease.delivered() > lease.end + lease.check_bytes
 
 
+@dataclass(init=False)
 class StepsState:
     """The step that is active, and how it restricts the tools. Written by `steps.enforcement`.
 
@@ -153,6 +155,7 @@ class UnreadExtracts(NamedTuple):
 NO_EXTRACTS: Final = UnreadExtracts()
 
 
+@dataclass(init=False)
 class ContextState:
     """What of the conversation is sent. Written by `context`.
 
@@ -181,7 +184,7 @@ class ContextState:
     mode: ResponseMode | None = None
     tried: ModeTry = _UNCHANGED
     extracts: UnreadExtracts = NO_EXTRACTS
-    unread: Mapping[str, UnreadForm] = _NO_UNREAD
+    unread: tuple[tuple[str, UnreadForm], ...] = ()
     shown: ShownResults | None = None
     thinking: BoundCall | None = None
     request: PlanRequest | None = None
@@ -204,6 +207,7 @@ class ContextState:
         return self.thinking is not None and self.thinking.adds_tool_changes
 
 
+@dataclass(init=False)
 class DispatchState:
     """The request to the provider that is tried now. Written by `pipeline.dispatch`.
 
@@ -237,6 +241,7 @@ class DispatchState:
             await opened.__aexit__(None, None, None)
 
 
+@dataclass(init=False)
 class ReceivedResponse:
     """What came back, and how the call ended. Written by `pipeline`.
 
@@ -261,6 +266,7 @@ class ReceivedResponse:
     bytes_sent: int = 0
 
 
+@dataclass(init=False)
 class SettlementState:
     """The record of the call, once it is settled. Written by `budget.accounts` and `background`.
 

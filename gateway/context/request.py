@@ -432,7 +432,7 @@ class RequestComposer:
 
     async def _shown(self, state: CallState, contents: Contents, choice: SendChoice) -> Contents:
         """Return the contents with tool results in the modes of this choice."""
-        state.context.shown, state.context.unread = None, {}
+        state.context.shown, state.context.unread = None, ()
         if contents.messages is None or all(mode == "raw" for _, mode in choice.modes):
             return contents
         view = self._planner.view(contents)
@@ -478,13 +478,13 @@ class RequestComposer:
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
         new |= {results.names[i]: UnreadForm(now.read, chosen) for i, chosen in blocks.items() if i in results.unread}
-        state.context.unread = new
+        state.context.unread = tuple(new.items())
         return modes, blocks
 
     async def remember_unread(self, state: CallState) -> None:
         """Store how unread results are shown, because they keep this form on later turns."""
         known, session = state.context.remembered.state.unread, state.stored_session
-        new = {name: form for name, form in state.context.unread.items() if known.get(name) != form}
+        new = {name: form for name, form in state.context.unread if known.get(name) != form}
         if session is None or not new:
             return
         try:
