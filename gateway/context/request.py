@@ -164,32 +164,43 @@ class RequestComposer:
         state.context.mode, state.context.tried = tried.modes.read, tried
         bound = state.context.thinking = await self._bound_with_tool_changes(state, contents)
         contents = bound.received if bound is not None else contents
-
-        async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
-            request, affordable = await self._plan_request(state, contents, len(call.body), choice)
-            return PlanResult(
-                *await self.plan_within(state, request, most, may_sum_up=may_sum_up), state.context.shown, affordable
-            )
-
-        async def plan_choice() -> PlanResult:
-            if bound is None:
-                return await plan(SendChoice(modes=((0, tried.modes.read),)))
-            first = bound.first_choice(tried.modes, all_results=tried.all_results)
-            return await bound.choose(first, tried.modes, plan)
-
-        planned = await plan_choice()
+        size = len(call.body)
+        planned = await self._planned(state, contents, size)
         for _ in range(_EXTRACT_TRIES):
             over = self._excess_of_unread(state, planned)
             if over <= 0 or state.stored_session is None:
                 break
             if not await self._extract(state, planned.request, contents, over):
                 break
-            planned = await plan_choice()
+            planned = await self._planned(state, contents, size)
         await self.take(state, planned)
         # If the session's budget is too small, the ledger refuses the call, with the numbers of the account.
         if planned.plan.overflow is not None and not self._is_limited_by_session(state, planned):
             raise planned.plan.overflow
         await self.remember(state, planned.plan)
+
+    async def _planned(self, state: CallState, received: Contents, size: int) -> PlanResult:
+        """Return the plan for tool results as they are shown now. `size`: bytes of the body."""
+        bound, tried = state.context.thinking, state.context.tried
+        if bound is None:
+            return await self._plan_choice(state, received, size, SendChoice(modes=((0, tried.modes.read),)))
+        first = bound.first_choice(tried.modes, all_results=tried.all_results)
+        return await bound.choose(first, tried.modes, partial(self._plan_choice, state, received, size))
+
+    async def _plan_choice(
+        self,
+        state: CallState,
+        received: Contents,
+        size: int,
+        choice: SendChoice,
+        *,
+        may_sum_up: bool = True,
+        most: int | None = None,
+    ) -> PlanResult:
+        """Return the plan for one choice of removed thinking and response modes. `most`: see `plan_within`."""
+        asked, affordable = await self._plan_request(state, received, size, choice)
+        request, plan = await self.plan_within(state, asked, most, may_sum_up=may_sum_up)
+        return PlanResult(request, plan, state.context.shown, affordable)
 
     async def _bound_with_tool_changes(self, state: CallState, original: Contents) -> BoundCall | None:
         """Add the system messages that withdraw tools for the step, and return the bound call.
@@ -433,7 +444,7 @@ class RequestComposer:
     async def _shown(self, state: CallState, contents: Contents, choice: SendChoice) -> Contents:
         """Return the contents with tool results in the modes of this choice."""
         state.context.shown, state.context.unread = None, ()
-        if contents.messages is None or all(mode == "raw" for _, mode in choice.modes):
+        if all(mode == "raw" for _, mode in choice.modes) or contents.messages is None:
             return contents
         view = self._planner.view(contents)
         modes, blocks = await self._modes(state, view, choice)

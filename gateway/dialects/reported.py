@@ -63,13 +63,12 @@ _NO_PARTS: Final = (0,) * len(_PARTS)
 _LIFETIMES: Final = "cache_write_tokens_details"
 #: the counts in `tool_usage`, by tool
 _TOOL_COUNTS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
-_TOP_LEVEL: Final = {
-    name: name
-    for name in (
+_TOP_LEVEL: Final = frozenset(
+    {
         *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
         *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
-    )
-}
+    }
+)
 #: passes of an advisor model, and passes that summarize the conversation
 _ADVISOR: Final = "advisor_message"
 _COMPACTION: Final = "compaction"
@@ -302,21 +301,18 @@ def _input_side(
 
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
     """Return the known counts of one usage object; ignore all other fields."""
-    counts = _named_counts(usage, _TOP_LEVEL)
-    for group in _DETAILS.keys() & usage.keys():
-        details = usage[group]
-        if isinstance(details, dict):
-            counts |= _named_counts(details, _DETAILS[group])
-            if _LIFETIMES in details:
-                counts |= _counts({_LIFETIMES: details[_LIFETIMES]})
+    counts: dict[str, int] = {}
+    for name, value in usage.items():
+        if name in _TOP_LEVEL:
+            if (number := count(value)) is not None:
+                counts[name] = number
+        elif name in _DETAILS and isinstance(value, dict):
+            for part, full_name in _DETAILS[name].items():
+                if part in value and (number := count(value[part])) is not None:
+                    counts[full_name] = number
+            if _LIFETIMES in value:
+                counts |= _counts({_LIFETIMES: value[_LIFETIMES]})
     return counts
-
-
-def _named_counts(values: Mapping[str, object], names: Mapping[str, str]) -> dict[str, int]:
-    """Return the counts among these values that have a name in `names`, under their full names."""
-    return {
-        names[name]: number for name, value in values.items() if name in names and (number := count(value)) is not None
-    }
 
 
 def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
