@@ -207,11 +207,12 @@ class RequestComposer:
 
         None for models that do not bind thinking to its prefix.
         """
-        withdrawal, remembered = state.steps.restriction.withdrawal, state.context.remembered.state.tool_changes
-        conversation = None
-        if withdrawal is not None and (withdrawal.withdrawn or remembered):
-            conversation = await self._planner.bound(original)
-        if withdrawal is None or conversation is None:
+        withdrawal = state.steps.restriction.withdrawal
+        if withdrawal is None:
+            return await self.bound(state, original)
+        remembered = state.context.remembered.state.tool_changes
+        conversation = await self._planner.bound(original) if withdrawal.withdrawn or remembered else None
+        if conversation is None:
             return await self.bound(state, original)
         changes = changes_of(conversation, remembered)
         if withdrawal.withdrawn is not None and not may_stand_at(conversation, conversation.size):
@@ -494,6 +495,8 @@ class RequestComposer:
 
     async def remember_unread(self, state: CallState) -> None:
         """Store how unread results are shown, because they keep this form on later turns."""
+        if not state.context.unread:
+            return
         known, session = state.context.remembered.state.unread, state.stored_session
         new = {name: form for name, form in state.context.unread if known.get(name) != form}
         if session is None or not new:
@@ -547,6 +550,8 @@ class RequestComposer:
     async def remember(self, state: CallState, plan: Plan) -> None:
         """Store a new decision before the call is sent, so that every worker sends the same on later turns."""
         trim_decision, session, bound = plan.trim_decision, state.session, state.context.thinking
+        if trim_decision is None and bound is None:
+            return
         is_sent = bound is not None and plan.overflow is None
         prefix = bound.to_remember(state.context.sent_messages) if bound is not None and is_sent else None
         tools = bound.tool_change if bound is not None and is_sent else None
