@@ -280,10 +280,11 @@ class Exchange:
         """
         incoming, routing, providers = self._state.incoming, self._state.routing, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, self._state.session)
-        first = found[0].provider
-        found = tuple(
-            [route for route in found if route.provider == first or providers[route.provider].holds_credential]
-        )
+        if len(found) > 1:
+            first = found[0].provider
+            found = tuple(
+                [route for route in found if route.provider == first or providers[route.provider].holds_credential]
+            )
         if routing.kept_at is not None:
             found = provider_first(routing.kept_at, found)
         routing.routes = routes_for_format(found, incoming.endpoint.format, providers)
