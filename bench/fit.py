@@ -3,11 +3,14 @@
     python bench/fit.py SCORER.py DATA_DIR [--recall off|said|all] [--limit N] [--json OUT]
     python bench/fit.py SCORER.py DATA_DIR --wire responses|messages
     python bench/fit.py SCORER.py DATA_DIR --gateway [--on-overflow error|least|forward]
+    python bench/fit.py SCORER.py DATA_DIR --leave-one-out FIT_LOW_WATER=0.46,0.62 [--limit N]
 
 SCORER.py scores a function(request, budget) -> request on recorded conversations; its --help describes it. `trim` is
 that function. It stores its trim decisions by the hash of the messages, as a server does. With `--wire`, it trims in
 the format of another API (see wires.py). The variables FIT_RECALL, FIT_LOW_WATER, FIT_STALE, FIT_SAVING and FIT_WORTH
-(JSON) change the policy for one run.
+(JSON) change the policy for one run. With `--leave-one-out`, one of them takes each of some values. For every source,
+the value that is best for the other sources is chosen, and what this source has then is printed: a constant that is
+right for one source alone does worse than it seems.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import mean, pstdev
+from typing import Any, NamedTuple
 
 import msgspec
 from wires import REQUEST_TOKENS, Wired
@@ -124,6 +129,63 @@ def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
     return _trimmers[0](request, budget)
 
 
+class Measured(NamedTuple):
+    """The mean evidence and cost of a source over all budgets."""
+
+    evidence: float
+    cost: float
+
+
+def measured_by_source(scored: Mapping[str, Any]) -> dict[str, Measured]:
+    """Return what each source has in the JSON of the scorer; a source without points or without a cost is left out."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for budget in scored["budgets"].values():
+        for source, row in budget["sources"].items():
+            if row["evidence"] is not None:
+                found.setdefault(source, []).append((row["evidence"], row["cost10"] or 0.0))
+    return {source: Measured(*map(mean, zip(*rows, strict=True))) for source, rows in found.items()}
+
+
+def best_elsewhere(by_value: Mapping[str, Mapping[str, Measured]], left_out: str) -> str:
+    """Return the value with the most evidence on average over all sources but one."""
+
+    def evidence(value: str) -> float:
+        return mean(one.evidence for source, one in by_value[value].items() if source != left_out)
+
+    return max(by_value, key=evidence)
+
+
+def left_out_table(by_value: Mapping[str, Mapping[str, Measured]]) -> Iterator[str]:
+    """Yield a line per source: its spread over the values, and what it has with the value chosen without it."""
+    yield f"{'source':<12}{'least':>8}{'most':>8}{'chosen':>10}{'evidence':>10}{'cost.1':>8}"
+    chosen: list[Measured] = []
+    for source in sorted(set.intersection(*(set(found) for found in by_value.values()))):
+        value = best_elsewhere(by_value, source)
+        evidence = [found[source].evidence for found in by_value.values()]
+        chosen.append(by_value[value][source])
+        yield (
+            f"{source:<12}{100 * min(evidence):8.1f}{100 * max(evidence):8.1f}{value:>10}"
+            f"{100 * chosen[-1].evidence:10.1f}{chosen[-1].cost:8.2f}"
+        )
+    shares = [100 * one.evidence for one in chosen]
+    yield f"mean {mean(shares):.1f}, from {min(shares):.1f} to {max(shares):.1f}, deviation {pstdev(shares):.1f}"
+
+
+def leave_one_out(score: Sequence[str], environment: Mapping[str, str], choice: str) -> int:
+    """Score every value of a variable, and print what each source has with the value chosen on the others."""
+    name, _, values = choice.partition("=")
+    by_value: dict[str, dict[str, Measured]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for value in values.split(","):
+            out = Path(folder, "scored.json")
+            command = [*score, "--quiet", f"--json={out}"]
+            if code := subprocess.run(command, env={**environment, name: value}, check=False).returncode:
+                return code
+            by_value[value] = measured_by_source(json.loads(out.read_text("utf-8")))
+    print("\n".join(left_out_table(by_value)))
+    return 0
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -168,6 +230,7 @@ def main() -> int:
     parser.add_argument("--json")
     parser.add_argument("--wire", choices=("chat", "responses", "messages"), default="chat")
     parser.add_argument("--gateway", action="store_true", help="through a running gateway, which this starts")
+    parser.add_argument("--leave-one-out", metavar="NAME=VALUE,VALUE,...")
     parser.add_argument("--on-overflow", choices=("error", "least", "forward"), default="error")
     arguments = parser.parse_args()
     if arguments.gateway:
@@ -178,9 +241,10 @@ def main() -> int:
     common = [sys.executable, str(arguments.scorer.resolve())]
     source = ["--data", str(arguments.data), "--trimmer", "fit:trim"]
     extra = [f"--{name}={value}" for name in ("limit", "json") if (value := getattr(arguments, name))]
-    scored = subprocess.run(
-        [*common, "score", *source, "--budgets", arguments.budgets, *extra], env=environment, check=False
-    )
+    score = [*common, "score", *source, "--budgets", arguments.budgets, *extra]
+    if arguments.leave_one_out:
+        return leave_one_out(score, environment, arguments.leave_one_out)
+    scored = subprocess.run(score, env=environment, check=False)
     if arguments.wire != "chat":
         return scored.returncode  # most of the time would be for converting formats
     speed = subprocess.run([*common, "speed", *source], env=environment, check=False)

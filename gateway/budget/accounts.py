@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import ceil
@@ -39,6 +40,7 @@ from gateway.core.usage import Totals
 from gateway.dialects.audio import asks_for_more_than_text
 from gateway.dialects.base import Call
 from gateway.dialects.limits import responses_asked, service_tier
+from gateway.stores.leases import Lease, SavedProgress
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -56,6 +58,9 @@ _LONG_CACHE: Final = re.compile(rb'"(?:1|\\u0031)(?:2|\\u0032)?(?:h|\\u0068)"')
 _STALE: Final = "unavailable: the budget is as last read"
 #: A stream that brings this many tokens beyond its hold arrives in one piece: between two checks come fewer.
 _ONE_PIECE: Final = 2 * STREAM_STEP
+
+#: for calls without a hold: nothing has to be saved or checked
+_FREE: Final = Lease("", 0.0, 0, saved=SavedProgress(next_at=sys.maxsize))
 
 
 class Accounts:
@@ -286,6 +291,11 @@ class Accounts:
             await self._budgets.check(lease)
             lease.schedule_check(state.response.bytes_sent, lease.delivered())
         return lease.is_over
+
+    @staticmethod
+    def lease_of(state: CallState) -> Lease:
+        """Return the lease whose `free_until` says how much may be passed on without `deliver` and `is_over`."""
+        return state.budget.hold.lease if state.budget.hold is not None else _FREE
 
     @staticmethod
     def bytes_at_once(state: CallState) -> int | None:

@@ -201,6 +201,21 @@ class RequestReport:
 NOTHING_TO_REPORT: Final = RequestReport()
 
 
+def _send_nothing(_: bytes) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class DirectOutput:
+    """The client's connection, to which a stream writes while its task sleeps.
+
+    `write`: sends a piece at once, or returns False and sends nothing. The task then yields the piece to the reader of
+    the body, which waits until the client can take it. Without such a connection, the task yields all pieces.
+    """
+
+    write: Callable[[bytes], bool] = _send_nothing
+
+
 @dataclass(slots=True)
 class ClientResponse:
     """The response that the client receives.
@@ -220,6 +235,7 @@ class ClientResponse:
         is_incomplete: the body ended before it was complete. This may change while an iterator is passed on.
         is_event_stream: the body is a stream of events, even if its headers do not say so.
         failure_events: returns the events that end the stream with an error.
+        direct: where the body may write its pieces instead of yielding them; None if it yields all.
     """
 
     status: int
@@ -236,6 +252,7 @@ class ClientResponse:
     is_incomplete: bool = False
     is_event_stream: bool = False
     failure_events: Callable[[GatewayError], bytes] | None = None
+    direct: DirectOutput | None = None
 
 
 class RequestCounts(NamedTuple):

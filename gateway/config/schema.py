@@ -186,7 +186,7 @@ class Context(Section):
     low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
         "auto",
         description="Trimming fills this share of the room that is left besides what must stay, so that later calls "
-        "keep the same prefix. auto: 0.46, or 0.7 without recall.",
+        "keep the same prefix. auto: 0.46, or 0.7 without recall; up to 0.55 or 0.85 if a conversation grows slowly.",
     )
     strategies: tuple[StrategyName, ...] = Field(
         ("dedupe", "condense", "drop"),

@@ -6,6 +6,7 @@ adapter fits. Several workers may share one store, so an adapter must not answer
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar, runtime_checkable
@@ -322,6 +323,26 @@ class Store(Ledger, Sessions, Calls, Results, ClientKeys, Lessons, Protocol):
         ...
 
 
+#: Takes a piece of a body at once, and must not block. Returns False to receive no more for now.
+TakePiece = Callable[[bytes], bool]
+
+
+class PassedPieces(AsyncIterator[bytes]):
+    """The pieces of a body that can be taken in the callbacks in which they arrive, without waking a task for each.
+
+    They can also be iterated, and both ways can alternate. Adapters inherit from this class, because `isinstance` is
+    slow with a Protocol.
+    """
+
+    @abstractmethod
+    async def pass_to(self, take: TakePiece) -> bool:
+        """Call `take` with each piece as it arrives, until it returns False. Later pieces wait for the next call.
+
+        Returns True when `take` has returned False, and False at the end of the body. Raises what `chunks` raises, and
+        the exceptions of `take`.
+        """
+
+
 class UpstreamReply(Protocol):
     """A provider's response after its headers arrived. Its body bytes are the provider's, still compressed."""
 
@@ -336,7 +357,10 @@ class UpstreamReply(Protocol):
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises UpstreamTimeout or UpstreamProtocolError if it breaks off."""
+        """Yield the body as it arrives. Raises UpstreamTimeout or UpstreamProtocolError if it breaks off.
+
+        It can be `PassedPieces`, see `gateway.upstream.body.pass_pieces`.
+        """
         ...
 
 

@@ -137,7 +137,7 @@ class StreamMeter:
     of the time that they take one by one.
     """
 
-    __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "_unread_bytes", "ended")
+    __slots__ = ("_buffer", "_held", "_is_silent", "_reader", "_response", "_rest", "_unread", "ended")
 
     def __init__(self, reader: EventReader) -> None:
         self.ended = False
@@ -150,8 +150,8 @@ class StreamMeter:
         self._rest = (b"", b"")
         #: The response, set when the end mark was read and usage was reported before it. Later events cannot change it.
         self._response: ParsedResponse | None = None
-        self._unread: list[bytes] = []
-        self._unread_bytes = 0
+        #: events that pass and are read later
+        self._unread = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes to pass on now."""
@@ -167,9 +167,8 @@ class StreamMeter:
             return b""
         plain = self._reader.plain_prefix(region)
         if plain:
-            self._unread.append(region[:plain])
-            self._unread_bytes += plain
-            if self._unread_bytes > _UNREAD_BYTES:
+            self._unread += region[:plain]
+            if len(self._unread) > _UNREAD_BYTES:
                 self._catch_up()
             if plain == len(region):
                 return region
@@ -195,8 +194,8 @@ class StreamMeter:
 
     def _catch_up(self) -> None:
         if self._unread:
-            region, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-            events = data_of_events(region)
+            events = data_of_events(bytes(self._unread))
+            self._unread.clear()
             self._is_silent = self._is_silent and not events
             self._reader.read_all(events)
 

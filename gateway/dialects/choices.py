@@ -22,6 +22,8 @@ from gateway.dialects.texts import texts_of_fields
 #: the bytes in every chunk with a choice, written compact or with spaces as by Python's json
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
+#: line ends of one event with one line
+_LINE_ENDS: Final = 2
 #: The text of a chunk. A text with more escapes is not used to recognize similar chunks.
 _CONTENT: Final = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*){0,1000})"')
 #: the first events of a batch, which are always parsed, and the last events, which may differ from the rest
@@ -153,6 +155,10 @@ class ChoicesReader(BatchReader[_Payload]):
 
         Neither the end mark nor a usage chunk has a choice.
         """
+        if region.endswith(b"\n\n") and region.count(b"\n") == _LINE_ENDS and b"\r" not in region:
+            # A single event, as it usually arrives.
+            is_plain = region.count(b'"choices"') == 1 and (_MARK in region or _SPACED_MARK in region)
+            return len(region) if is_plain else 0
         mark = _MARK if _MARK in region else _SPACED_MARK
         last = region.rfind(mark)
         end = region.find(b"\n\n", last) + 2

@@ -25,7 +25,7 @@ from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader, ParsedResponse
 from gateway.dialects.error_status import status_of, unwrapped
 from gateway.dialects.length_error import length_error
-from gateway.upstream.body import AlreadyRead, chain, is_compressed
+from gateway.upstream.body import AlreadyRead, Chained, is_compressed
 
 #: For this long, and in this many bytes, comments that keep a connection open are held back, and so are events that
 #: only confirm the request. Such an event may repeat the instructions and tools of the request.
@@ -58,7 +58,7 @@ class BegunResponse:
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Return the whole body, including the pieces that were read. See `UpstreamReply.chunks`."""
-        return chain(self.first, self.rest)
+        return Chained(self.first, self.rest)
 
 
 def is_event_stream(response: UpstreamReply) -> bool:

@@ -25,7 +25,7 @@ from gateway.call.types import ClientResponse, Incoming, RequestReport
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
-from gateway.upstream.body import chain
+from gateway.upstream.body import Chained
 
 #: maximum bytes of a list that is read; the longest known list, OpenRouter's, has less than a million
 _MOST_BYTES: Final = 4 * 2**20
@@ -170,7 +170,7 @@ async def _read(reply: ClientResponse) -> _Listed | None:
         size += len(piece)
         if size > _MOST_BYTES:
             break
-    reply.body = chain(read, body)
+    reply.body = Chained(read, body)
     return _listed(b"".join(read)) if size <= _MOST_BYTES and not reply.is_incomplete else None
 
 

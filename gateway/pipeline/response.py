@@ -33,7 +33,15 @@ from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, ParsedResponse, StreamMeter
 from gateway.dialects.partial_body import PartialBody, read_partial, read_whole
-from gateway.upstream.body import chain, check_compression, check_transfer_coding, decompress, is_compressed
+from gateway.pipeline.stream import StreamPassage
+from gateway.upstream.body import (
+    Chained,
+    check_compression,
+    check_transfer_coding,
+    decompress,
+    is_compressed,
+    pass_pieces,
+)
 
 #: A response of up to this many bytes is read completely before it is passed on. A larger one is passed on as it
 #: arrives, and its usage is estimated.
@@ -42,8 +50,6 @@ _MAX_ERROR_BODY: Final = 1024 * 1024
 #: seconds to read on after the end mark of a stream, so that the connection can be used again
 _AFTER_END_S: Final = 2.0
 _EMBEDDINGS: Final = "embeddings"
-#: part of every event that is an error
-_ERROR: Final = b'"error"'
 #: the beginning of JSON, and that of a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -95,10 +101,10 @@ class ResponseRelay:
         # Some providers give a wrong content type, so the first bytes decide.
         first = await self._first_bytes(state, pieces)
         if _EVENTS.match(first) and endpoint.wire:
-            return await self._event_stream(state, call, response, chain([first], pieces))
+            return await self._event_stream(state, call, response, Chained([first], pieces))
         if is_json or _JSON.match(first):
             return await self._whole(state, response, first, pieces, was_compressed=was_compressed)
-        return await self._unread(state, response, chain([first], pieces))
+        return await self._unread(state, response, Chained([first], pieces))
 
     @staticmethod
     async def _first_bytes(state: CallState, pieces: AsyncIterator[bytes]) -> bytes:
@@ -169,7 +175,7 @@ class ResponseRelay:
                 if size > MAX_WHOLE_ANSWER:
                     partial = PartialBody(state.dialect, has_texts=has_texts)
                     state.response.reader = partial.answer
-                    return await self._as_it_comes(state, response, chain(read, pieces), partial)
+                    return await self._as_it_comes(state, response, Chained(read, pieces), partial)
         except GatewayError:
             state.response.outcome = "upstream_broken"
             raise
@@ -200,9 +206,10 @@ class ResponseRelay:
         state.response.reader, state.response.is_event_stream = meter.response, True
         if state.budget.hold is not None:
             state.budget.hold.lease.delivered = lambda: meter.response().output_estimate
+        passage = StreamPassage(state, self._accounts, meter, self._secrets)
         reply = await self._started(state, response)
         reply.is_event_stream, reply.failure_events = True, _failure_events(state, meter)
-        reply.body = self._metered(state, response, pieces, meter, reply)
+        reply.body, reply.direct = self._metered(state, response, pieces, passage, reply), passage.output
         return reply
 
     async def _metered(
@@ -210,56 +217,48 @@ class ResponseRelay:
         state: CallState,
         response: UpstreamReply,
         pieces: AsyncIterator[bytes],
-        meter: StreamMeter,
+        passage: StreamPassage,
         reply: ClientResponse,
     ) -> AsyncIterator[bytes]:
-        passed, is_first, is_found = b"", True, not state.is_fetched_later
-        sliced = _Sliced(pieces, lambda: self._accounts.bytes_at_once(state))
-        pieces = sliced.pieces()
+        """Yield what `passage` does not write to the client itself. See `gateway.pipeline.stream`."""
+        meter, is_blank, is_found = passage.meter, True, not state.is_fetched_later
         try:
-            async for piece in pieces:
-                if is_first and _JSON.match(piece):
-                    async for part in self._no_events(state, response, chain([piece], pieces), reply):
+            while not meter.ended and await pass_pieces(pieces, passage.take):
+                if is_blank and _JSON.match(passage.unread):
+                    async for part in self._no_events(state, response, Chained([passage.unread], pieces), reply):
                         yield part
                     return
                 # Some providers send blank lines until their response begins.
-                is_first = is_first and not piece.strip()
-                passed = self._without_keys(meter.feed(piece))
-                state.response.bytes_sent += len(passed)
-                if meter.ended:
-                    break
-                if passed:
-                    await self._accounts.deliver(state)
-                    is_found = is_found or await self._background.note_call(state)
-                    yield passed
-                    passed = b""
-                # If one event brought far more than the hold, the rest of the same piece has the usage that is billed.
-                if await self._accounts.is_over(state) and not (sliced.has_rest and state.budget.is_far_over):
-                    yield await self._end_of_budget(state, meter)
-                    return
+                is_blank = is_blank and not passage.unread.strip()
+                for events in passage.events_for_task():
+                    if events:
+                        await self._accounts.deliver(state)
+                        is_found = is_found or await self._background.note_call(state)
+                        yield events
+                    # If one event brought far more than the hold, the rest of its piece has the usage that is billed.
+                    if await self._accounts.is_over(state) and not (passage.has_rest and state.budget.is_far_over):
+                        yield await self._end_of_budget(state, meter)
+                        return
+                if is_found and not is_blank:
+                    passage.open()
             _check_end(state, meter)
         except GatewayError as fault:
             state.response.outcome, state.response.fault = "upstream_broken", fault
             reply.is_incomplete = True
             await self._settlement.settle(state)
-            yield self._without_keys(self._broken_off(state, meter, fault))
+            yield passage.without_keys(self._broken_off(state, meter, fault))
             return
-        tail = self._without_keys(meter.close())
+        tail = passage.without_keys(meter.close())
         state.response.parsed = meter.response()
         state.response.outcome = "ok" if not state.response.parsed.error else "provider_error"
         # Events that arrived together with the end are passed on together with it.
-        yield passed + await self._closing(state, tail)
+        yield passage.unsent + await self._closing(state, tail)
         # The end mark was passed on. What follows changes nothing; reading it frees the connection for another call.
         with contextlib.suppress(GatewayError, TimeoutError):
             async with asyncio.timeout(_AFTER_END_S):
-                async for piece in pieces:
-                    meter.feed(piece)
+                await pass_pieces(pieces, passage.take_after_end)
         if rest := meter.close():
             yield rest
-
-    def _without_keys(self, events: bytes) -> bytes:
-        """Return events with the gateway's keys masked, because an error may repeat one."""
-        return mask(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
     def _broken_off(state: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:
@@ -383,32 +382,6 @@ class ResponseRelay:
             allowance=self._accounts.allowance(state),
             active_step=state.steps.active,
         )
-
-
-class _Sliced:
-    """Split the pieces of a stream, so that even a stream which arrives in one piece can be ended in its middle.
-
-    Args:
-        pieces: as they arrive.
-        size: returns the maximum bytes of the next piece; None for all.
-    """
-
-    def __init__(self, pieces: AsyncIterator[bytes], size: Callable[[], int | None]) -> None:
-        self._pieces = pieces
-        self._size = size
-        #: whether a part of the last piece that arrived is still to be yielded
-        self.has_rest = False
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the split pieces."""
-        async for piece in self._pieces:
-            start, size = 0, self._size()
-            while size is not None and len(piece) - start > size:
-                self.has_rest = True
-                yield piece[start : start + size]
-                start, size = start + size, self._size()
-            self.has_rest = False
-            yield piece[start:] if start else piece
 
 
 async def read_error(response: UpstreamReply) -> bytes:

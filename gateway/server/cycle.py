@@ -13,6 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from gateway.core.http.headers import BODILESS
 
+#: Key that is added to the message which starts a response: the function that sends parts of the body without waiting.
+#: In the scope of the request it would be a reference cycle.
+WRITE: Final = "gateway.write"
 #: octets that a header name may contain; ASGI's names are lower-case (RFC 9110, section 5.6.2)
 _NAME_OCTETS: Final = (string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~").encode()
 #: octets that a header value may contain (RFC 9110, section 5.5)
@@ -44,12 +47,20 @@ class Cycle(RequestResponseCycle):
             self.response_started = True
             self.waiting_for_100_continue = False
             self._send_head(message["status"], message.get("headers", []))
+            message[WRITE] = self.write
         elif kind == "http.response.body" and self.response_started and not self.response_complete:
             self._send_body(message.get("body", b""))
             if not message.get("more_body", False):
                 self._end()
         else:
             raise RuntimeError(f"{kind} cannot be sent at this point of a response")
+
+    def write(self, body: bytes) -> bool:
+        """Send a part of the body at once; return False, and send nothing, if the client has to read first."""
+        if self.disconnected or self.flow.write_paused:
+            return self.disconnected
+        self._send_body(body)
+        return True
 
     def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         named = dict(headers)
@@ -74,13 +85,16 @@ class Cycle(RequestResponseCycle):
         self.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], fields))
 
     def _send_body(self, body: bytes) -> None:
-        if not body or self.scope["method"] == "HEAD":
+        if not body:
             return
-        if self._due is not None:
-            self._due -= len(body)
-            if self._due < 0:
-                raise RuntimeError("the body of the response is longer than its content-length")
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.chunked_encoding else body)
+        if self.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif self.scope["method"] != "HEAD":
+            if self._due is not None:
+                self._due -= len(body)
+                if self._due < 0:
+                    raise RuntimeError("the body of the response is longer than its content-length")
+            self.transport.write(body)
 
     def _end(self) -> None:
         if self._due:

@@ -33,6 +33,7 @@ from gateway.pipeline.model_list import ModelList
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
+from gateway.server.cycle import WRITE
 from gateway.server.keyring import KeyRing
 from gateway.server.paths import PathRequest, split_path
 from gateway.server.unrecorded import UnrecordedRefusals
@@ -341,8 +342,11 @@ class Forwarder:
             connection.is_started = connection.is_finished = True
             await send({"type": "http.response.body", "body": body})
             return
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        start: dict[str, Any] = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        await send(start)
         connection.is_started, connection.failure_events = True, reply.failure_events
+        if reply.direct is not None and WRITE in start:
+            reply.direct.write = start[WRITE]
         connection.is_events = reply.is_event_stream or content_type(reply.headers) == EVENTS
         # A client that reads nothing would keep its place among the running calls for ever.
         task = asyncio.current_task()

@@ -30,6 +30,8 @@ TICK_S: Final = 1.0
 SAVE_TOKENS: Final = 256
 #: Bytes of a response between two checks for `SAVE_TOKENS`: even as plain text, these are no more than so many tokens.
 _NOTE_BYTES: Final = 1_024
+#: The densest text that is estimated has a token in each character of three bytes.
+_LEAST_TOKEN_BYTES: Final = 3
 #: share of a lease after which it is renewed
 _RENEW_AT: Final = 0.33
 #: seconds between two searches for holds whose lease has ended, and holds that one search settles
@@ -97,6 +99,8 @@ class Lease:
     #: bytes of the response at the last check of the hold
     checked_at: int = 0
     saved: SavedProgress = field(default_factory=SavedProgress)
+    #: bytes of the response up to which nothing has to be saved or checked; 0: it must be asked before each part
+    free_until: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -124,9 +128,32 @@ class Lease:
         self.checked_at = come
         self.check_bytes = min(_MOST_LOOK_BYTES, max(CHECK_BYTES, left * come // max(1, 2 * delivered)))
 
+    def unsaved(self, delivered: int) -> int:
+        """Return the delivered tokens that would not be charged if this worker died."""
+        return delivered - max(self.saved.tokens, self.saved.journaled or 0)
+
+    def free_up(self, come: int, size: int = 0) -> None:
+        """Set `free_until`.
+
+        Args:
+            come: bytes of the response, including a part that has arrived and was not read yet.
+            size: bytes of that part.
+        """
+        self.free_until = 0
+        if self.is_over or not self.is_known:
+            return
+        if come >= self.saved.next_at:
+            if self.unsaved(self.delivered()) + size // _LEAST_TOKEN_BYTES >= SAVE_TOKENS:
+                return
+            self.saved.next_at = come + _NOTE_BYTES
+        next_at = self.saved.next_at
+        self.free_until = min(next_at, self.checked_at + self.check_bytes) if self.is_bounded else next_at
+
     def end_at(self, delivered: int) -> None:
         """Mark the response as over if it has used up its hold."""
         self.is_over = delivered >= self.tokens
+        if self.is_over:
+            self.free_until = 0
 
 
 class Leases:
@@ -322,7 +349,7 @@ class Leases:
         """
         lease.saved.next_at = come + _NOTE_BYTES
         delivered = lease.delivered()
-        if lease.is_known and delivered - max(lease.saved.tokens, lease.saved.journaled or 0) < SAVE_TOKENS:
+        if lease.is_known and lease.unsaved(delivered) < SAVE_TOKENS:
             return
         if lease.pending is None:
             with contextlib.suppress(StoreUnavailable):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from gateway.core.errors import UpstreamProtocolError, UpstreamUnreadable
 from gateway.core.http.compression import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.http.headers import header
-from gateway.core.ports import UpstreamReply
+from gateway.core.ports import PassedPieces, TakePiece, UpstreamReply
 from gateway.core.values import dataclass
 
 #: compression codings; some servers put a charset or a language into this header and send plain text
 _COMPRESSIONS: Final = re.compile(rb"\b(?:br|zstd|gzip|deflate|compress|dcb|dcz)\b", re.IGNORECASE)
 _ENCODING: Final = b"content-encoding"
 _TRANSFER: Final = b"transfer-encoding"
+_CODING_HEADERS: Final = frozenset({_ENCODING, _TRANSFER})
+#: of nearly all responses that are streamed
+_ONLY_CHUNKED: Final = [(_TRANSFER, b"chunked")]
 #: transfer codings that the HTTP client itself removes
 _FRAMING: Final = frozenset({"chunked", "identity"})
 
@@ -41,8 +45,8 @@ def without_compression_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[
 
 def _codings(response: UpstreamReply) -> list[str]:
     """Return the codings of a body, innermost first; transfer codings were applied last (RFC 9112, section 6.1)."""
-    named = dict(response.headers)
-    if _ENCODING not in named and _TRANSFER not in named:
+    named = [pair for pair in response.headers if pair[0] in _CODING_HEADERS]
+    if not named or named == _ONLY_CHUNKED:
         return []
     compressed = header(response.headers, _ENCODING).decode("latin-1").strip().lower()
     return [coding for coding in (compressed, *_transfer_codings(response)) if coding]
@@ -111,9 +115,29 @@ async def decompress(response: UpstreamReply) -> AsyncIterator[bytes]:
         raise UpstreamProtocolError("The provider's response is compressed and is incomplete.")
 
 
-async def chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks that were read already, then the rest."""
-    for piece in first:
-        yield piece
-    async for piece in rest:
-        yield piece
+class Chained(PassedPieces):
+    """The pieces that were read already, then the rest."""
+
+    def __init__(self, first: Sequence[bytes], rest: AsyncIterator[bytes]) -> None:
+        self._first = deque(first)
+        self._rest = rest
+
+    async def __anext__(self) -> bytes:
+        return self._first.popleft() if self._first else await anext(self._rest)
+
+    async def pass_to(self, take: TakePiece) -> bool:
+        """Call `take` with each piece as it arrives. See `PassedPieces`."""
+        while self._first:
+            if not take(self._first.popleft()):
+                return True
+        return await pass_pieces(self._rest, take)
+
+
+async def pass_pieces(pieces: AsyncIterator[bytes], take: TakePiece) -> bool:
+    """Do what `PassedPieces.pass_to` does, with pieces of any kind: others are awaited one by one."""
+    if isinstance(pieces, PassedPieces):
+        return await pieces.pass_to(take)
+    async for piece in pieces:
+        if not take(piece):
+            return True
+    return False

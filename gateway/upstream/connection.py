@@ -2,6 +2,9 @@
 
 llhttp (through httptools) parses the received bytes. The parsed content is kept until the reader takes it, and the
 socket is paused while a lot of content is kept. An error is raised only after everything before it was taken.
+
+While the reader sleeps in `HttpResponse.pass_to`, nothing is kept: the content is passed on in the callback in which it
+arrives.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from typing import Final, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.core.http.headers import header
+from gateway.core.ports import TakePiece
 from gateway.upstream.keepalive import is_unacknowledged
+from gateway.upstream.read_timeout import ReadTimeout
 
 #: bytes of the head of a response, at most
 _MAX_HEAD: Final = 64 * 1024
@@ -78,8 +83,8 @@ class HttpResponse:
 
     __slots__ = (
         *("_connection", "_error", "_has_body", "_has_end", "_head_bytes", "_is_interim", "_kept", "_mute_bytes"),
-        *("__weakref__", "_parser", "_pieces", "_waiter", "has_begun", "headers", "is_complete", "is_tainted"),
-        "status",
+        *("__weakref__", "_parser", "_pieces", "_take", "_silence", "_waiter", "has_begun", "headers", "is_complete"),
+        *("is_tainted", "status"),
     )
 
     def __init__(self, connection: Connection, *, has_body: bool, has_end: bool) -> None:
@@ -101,7 +106,12 @@ class HttpResponse:
         self._mute_bytes = 0
         self._pieces: list[bytes] = []
         self._kept = 0
-        self._waiter: asyncio.Future[None] | None = None
+        #: takes the content in the callback in which it arrives, while the reader sleeps in `pass_to`
+        self._take: TakePiece | None = None
+        #: restarted whenever `_take` was called
+        self._silence: ReadTimeout | None = None
+        #: wakes the reader; its result is True if `_take` has stopped
+        self._waiter: asyncio.Future[bool] | None = None
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         # Some servers send such responses, and other clients accept them.
         self._parser.set_dangerous_leniencies(
@@ -119,19 +129,41 @@ class HttpResponse:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._fail_parsing()
-        # Counted here and not per chunk: there may be a hundred chunks at once, and their framing takes memory too.
-        if len(self._pieces) > before:
-            self._mute_bytes = 0
-            self._kept += len(data)
-            if self._kept > _KEPT:
-                self._connection.pause()
-        else:
+        if len(self._pieces) == before:
             self._mute_bytes += len(data)
+        else:
+            self._mute_bytes = 0
+            if self._take is None:
+                self._keep(len(data))
+            else:
+                self._pass_on(self._take)
+                if not self.is_complete and self._error is None:
+                    return
         if self._mute_bytes > _MAX_HEAD or self._head_bytes > _MAX_HEAD:
             self._fail_parsing()
         if self._error is not None or (self.is_tainted and self.is_complete):
             self._connection.abort()
-        self._wake()
+        if self._take is None or self.is_complete:
+            self._wake()
+
+    def _keep(self, size: int) -> None:
+        """Count bytes that wait for the reader. Their framing counts too: there may be a hundred chunks at once."""
+        self._kept += size
+        if self._kept > _KEPT:
+            self._connection.pause()
+
+    def _pass_on(self, take: TakePiece) -> None:
+        """Pass on what has just arrived, and wake the reader if `take` has stopped."""
+        pieces, self._pieces = self._pieces, []
+        if self._silence is not None:
+            self._silence.begin()
+        try:
+            if take(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+                return
+        except Exception as error:  # noqa: BLE001  # a bug in the reader's own code is raised in the reader
+            self._wake(error=error)
+        self._take = None
+        self._wake(has_stopped=True)
 
     def _fail_parsing(self) -> None:
         self.is_tainted = True
@@ -228,6 +260,22 @@ class HttpResponse:
         while not self.is_readable:
             await self._wait()
 
+    async def pass_to(self, take: TakePiece, silence: ReadTimeout) -> bool:
+        """Call `take` with what arrives from now on, in the callback in which it arrives, until it returns False.
+
+        Call this only after everything was taken. `silence` measures the wait for each piece.
+
+        Returns:
+            True when `take` has returned False; False when the response has ended, or something waits to be taken.
+        """
+        self._take, self._silence = take, silence
+        silence.begin()
+        try:
+            return await self._wait()
+        finally:
+            silence.end()
+            self._take = self._silence = None
+
     def take(self) -> bytes:
         """Return the bytes received since the last call; empty at the end.
 
@@ -248,19 +296,23 @@ class HttpResponse:
         self._parser = None
         return self.is_complete and not self.is_tainted
 
-    async def _wait(self) -> None:
-        """Wait until something has happened. Only one task waits at a time."""
+    async def _wait(self) -> bool:
+        """Wait until something has happened; return True if `take` has stopped. Only one task waits at a time."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            return await self._waiter
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
-        """Wake the waiting task."""
+    def _wake(self, *, has_stopped: bool = False, error: Exception | None = None) -> None:
+        """Wake the waiting task. `error`: raise this in it."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is None or waiter.done():
+            return
+        if error is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(has_stopped)
 
 
 class Connection(asyncio.Protocol):

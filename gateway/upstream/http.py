@@ -29,7 +29,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.core.http.request import Outgoing
-from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.ports import PassedPieces, TakePiece, Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import (
     BrokenOff,
@@ -220,7 +220,7 @@ class _SendContext:
             reply.release()
 
 
-class _Reply(AsyncIterator[bytes]):
+class _Reply(PassedPieces):
     """A response whose head was received.
 
     It yields the body as it arrives. Reading stops while the consumer is busy, so the provider has to wait.
@@ -242,20 +242,41 @@ class _Reply(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         response = self.response
         if not response.is_readable:
-            if self._timeout is None:
-                self._timeout = ReadTimeout(
-                    self._upstream.timeouts.between_bytes_s, lambda: response.fail(TimeoutError())
-                )
-            self._timeout.begin()
+            timeout = self._read_timeout()
+            timeout.begin()
             await response.wait_for_data()
-            self._timeout.end()
-        try:
-            piece = response.take()
-        except _NETWORK_ERRORS as error:
-            raise self._upstream.gateway_error(error) from error
+            timeout.end()
+        piece = self._take()
         if not piece:
             raise StopAsyncIteration
         return piece
+
+    async def pass_to(self, take: TakePiece) -> bool:
+        """Call `take` with each piece, in the callback in which it arrives. See `PassedPieces`."""
+        response = self.response
+        while True:
+            while response.is_readable:
+                piece = self._take()
+                if not piece:
+                    return False
+                if not take(piece):
+                    return True
+            if await response.pass_to(take, self._read_timeout()):
+                return True
+
+    def _take(self) -> bytes:
+        """Return what has arrived; empty at the end."""
+        try:
+            return self.response.take()
+        except _NETWORK_ERRORS as error:
+            raise self._upstream.gateway_error(error) from error
+
+    def _read_timeout(self) -> ReadTimeout:
+        """Return the timer of this response; all its waits share it."""
+        if self._timeout is None:
+            response = self.response
+            self._timeout = ReadTimeout(self._upstream.timeouts.between_bytes_s, lambda: response.fail(TimeoutError()))
+        return self._timeout
 
     def release(self) -> None:
         """Stop reading and give the connection back."""

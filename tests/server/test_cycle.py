@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.server import serving
+from gateway.server.cycle import WRITE
 from tests.support.asgi import with_lifespan
 from tests.support.web import connect, read_all
 
@@ -125,3 +126,24 @@ def test_messages_out_of_order_are_errors(messages: list[dict[str, Any]]) -> Non
     answer = said(request(), *messages)
     assert b"b" not in answer.partition(b"\r\n\r\n")[2]
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "body"),
+    [
+        (request(), b"2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n"),
+        (request(version=b"1.0"), b"abcd"),
+        (request(b"HEAD"), b""),
+    ],
+)
+def test_parts_can_be_written_without_waiting(asked: bytes, body: bytes) -> None:
+    class Begun(dict[str, Any]):
+        """The message that starts a response; the first part is written when it was sent."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            super().__setitem__(name, value)
+            assert name == WRITE
+            assert value(b"ab")
+
+    answer = said(asked, Begun(start()), part(b"cd", more=True), part(b""))
+    assert answer.partition(b"\r\n\r\n")[2] == body

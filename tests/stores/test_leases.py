@@ -602,3 +602,22 @@ def test_response_without_a_bound_is_never_checked() -> None:
     assert not Lease("h", 60, 4_000).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).is_bounded
     assert Lease("h", 60, 4_000, step=2_048).end == 4_000
+
+
+@pytest.mark.parametrize(("delivered", "size", "is_free"), [(255, 2, True), (255, 3, False), (10, 1_000, False)])
+def test_a_part_that_may_bring_too_many_unsaved_tokens_is_not_passed_on_freely(
+    delivered: int, size: int, is_free: bool
+) -> None:
+    lease = Lease("call", 60, 10**6, delivered=lambda: delivered)
+    lease.free_up(2_000, size)
+    assert (lease.free_until > 2_000) is is_free
+
+
+def test_a_response_is_not_passed_on_freely_if_its_worker_could_not_charge_it() -> None:
+    lease = Lease("call", 60, 100, end_tokens=100)
+    lease.free_up(10)
+    assert lease.free_until == lease.saved.next_at == 1_024
+    lease.end_at(100)
+    assert lease.free_until == 0
+    lease.free_up(10)
+    assert lease.free_until == 0

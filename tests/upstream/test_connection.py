@@ -8,11 +8,12 @@ import gc
 import itertools
 import socket
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from gateway.upstream.connection import BrokenOff, Connection, HttpResponse, NoResponse, NotHttp
+from gateway.upstream.read_timeout import ReadTimeout
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import Answering, answering, ok
 
@@ -281,3 +282,57 @@ async def test_response_is_freed_after_release() -> None:
             assert not gone.alive
         finally:
             gc.enable()
+
+
+# --- in the callback in which it arrives --------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def sleeping(take: Callable[[bytes], bool]) -> AsyncIterator[tuple[HttpResponse, asyncio.Task[bool], Answering]]:
+    """Yield a response whose reader sleeps, and a server that has sent its head."""
+    async with answering(CHUNKED) as server, connected(server) as connection:
+        answer = await connection.ask(GET)
+        silence = ReadTimeout(LIMIT_S, lambda: answer.fail(TimeoutError()))
+        task = asyncio.ensure_future(answer.pass_to(take, silence))
+        await eventually(lambda: answer._take is not None, "the reader sleeps")
+        try:
+            yield answer, task, server
+        finally:
+            silence.stop()
+            task.cancel()
+
+
+async def test_content_is_passed_on_while_the_reader_sleeps() -> None:
+    taken: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        taken.append(piece)
+        return len(taken) < 2
+
+    async with sleeping(take) as (answer, task, server):
+        server.writers[0].write(b"3\r\nabc\r\n2")
+        await eventually(lambda: taken, "a piece has come")
+        server.writers[0].write(b"\r\n")
+        assert not task.done()
+        server.writers[0].write(b"de\r\n1\r\nf\r\n")
+        assert await asyncio.wait_for(task, LIMIT_S) is True, "it has stopped"
+        server.writers[0].write(b"1\r\ng\r\n0\r\n\r\n")
+        await eventually(lambda: answer.is_complete, "the end has come")
+        assert b"".join([*taken, await whole(answer)]) == b"abcdefg"
+
+
+async def test_the_end_wakes_the_reader() -> None:
+    async with sleeping(lambda _: True) as (answer, task, server):
+        server.writers[0].write(b"3\r\nabc\r\n0\r\n\r\n")
+        assert await asyncio.wait_for(task, LIMIT_S) is False
+        assert answer.take() == b""
+
+
+async def test_a_bug_in_the_callback_is_raised_in_the_reader() -> None:
+    def take(_: bytes) -> bool:
+        raise RuntimeError("a bug")
+
+    async with sleeping(take) as (_, task, server):
+        server.writers[0].write(b"3\r\nabc\r\n")
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(task, LIMIT_S)

@@ -98,6 +98,8 @@ class _DraftCache:
     uses: list[TermUses] = field(default_factory=list)
     #: term -> how likely it is needed, by the `RelevanceFactors` of that computation
     relevance: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
+    #: messages that answer the newest question, best first; empty until it is needed, then one value
+    answers: list[Sequence[int]] = field(default_factory=list)
     rendered: dict[_RenderKey, RenderedMessage] = field(default_factory=dict)
 
 

@@ -24,7 +24,8 @@ class TrimPolicy:
     strategies: Sequence[Strategy] = DEFAULT
     #: A trim goes down to what must stay and this share of the rest. A lower share loses more; a higher one trims more
     #: often, and each trim costs cached tokens. None means 0.7, or 0.46 with recall: recall brings back what is needed,
-    #: and costs less than a short prompt saves on every turn.
+    #: and costs less than a short prompt saves on every turn. None also keeps up to 0.85 of a conversation that grows
+    #: slowly, where trims are rare, less `recall_share`.
     low_water: float | None = None
     #: Only with recall: while the result of earlier trims takes no more than this share, the next trim leaves it
     #: unchanged and shortens only later messages. A higher share would shorten new messages too much. Without recall,

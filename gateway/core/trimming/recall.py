@@ -19,11 +19,13 @@ from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation.message import RESULT_ROLES
+from gateway.core.trimming.answers import MAX_ANSWER_SHARE, rank_answers
 from gateway.core.trimming.draft import KEEP, Draft, DuplicateResult, Lines
 from gateway.core.trimming.offers import GAP_TOKENS
 from gateway.core.trimming.parameters import NO_PARAMETERS, Parameters
 from gateway.core.trimming.reader import KnownBlocks
 from gateway.core.trimming.relevance import ASKED_SHARE, RelevanceFactors, answered, kept_terms, last_words, rarity
+from gateway.core.trimming.worklists import find_open_values
 from gateway.core.values import dataclass
 
 #: off; lines of the user and the assistant; lines of all roles
@@ -62,10 +64,14 @@ def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) 
     if not offered:
         return draft
     offers = list(zip(offered, _line_factors(draft, past, offered, factors), strict=True))
+    answers = _unsent_answers(draft, past, _ROLES[scope])
     before = draft.tokens_of(last)
     wanted = room
     for _ in range(_TRIES):
-        lines = _choose(draft, past, offers, dict(relevance), wanted - _HEADING_TOKENS)
+        chosen, rest = _choose_answers(draft, answers, wanted - _HEADING_TOKENS)
+        said = {term for index, numbers in chosen.items() for n in numbers for term in draft.known(index).terms[n]}
+        left = relevance | dict.fromkeys(said & relevance.keys(), 0.0)
+        lines = _choose_lines(draft, past, offers, _Choice(left, chosen, rest))
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
@@ -103,6 +109,8 @@ class _TermUse(NamedTuple):
     is_named: bool
     #: no assistant message has used it, and it has the shape of a tool's example value
     is_asked: bool = False
+    #: see `find_open_values`
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +169,15 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
     present: dict[int, frozenset[int]] = {}
     blocks = 0
     asks = parameters != NO_PARAMETERS
+    open_values = find_open_values(draft, size)
     for index in _changed(draft, size, speakers | RESULT_ROLES if asks else speakers):
         known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         is_spoken = draft.conversation.outlines[index].role in speakers
-        numbers = range(len(known.sliced.lines)) if is_spoken else sorted(_asked_blocks(parameters, known))
+        numbers: Sequence[int] = range(len(known.sliced.lines))
+        if not is_spoken:
+            numbers = sorted(_asked_blocks(parameters, known, open_values.get(index, frozenset())))
         draft.deadline.tick(1 + len(numbers))
         for place, number in enumerate(numbers, len(lengths)):
             for term in _terms_of(known, number):
@@ -178,6 +189,8 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
     seen = _term_uses(draft, size, needed)
     for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.assistant_uses]):
         seen[term] = seen[term]._replace(is_asked=True)
+    for term in seen.keys() & chain.from_iterable(open_values.values()):
+        seen[term] = seen[term]._replace(is_open=True)
     return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
 
 
@@ -195,9 +208,9 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _asked_blocks(parameters: Parameters, known: KnownBlocks) -> set[int]:
-    """Return the blocks of a result with values that the tools take."""
-    wanted = {*parameters.wanted([*known.named])}
+def _asked_blocks(parameters: Parameters, known: KnownBlocks, open_values: AbstractSet[str]) -> set[int]:
+    """Return the blocks of a result with values that the tools take, or that are still open."""
+    wanted = {*open_values, *parameters.wanted([*known.named])}
     alike = {number for number, terms in enumerate(known.terms) if not wanted.isdisjoint(terms)}
     return alike | parameters.blocks_named(known.labels)
 
@@ -325,7 +338,7 @@ def _relevance_by_term(
 
 def _odds(one: _TermUse, end: int, factors: RelevanceFactors) -> float:
     odds = factors.odds(end - one.last, one.assistant_uses, is_named=one.is_named)
-    return odds * factors.asked_for if one.is_asked else odds
+    return odds * (factors.asked_for if one.is_asked else 1.0) * (factors.open_value if one.is_open else 1.0)
 
 
 def _line_factors(draft: Draft, past: _Past, lines: Sequence[_Line], factors: RelevanceFactors) -> list[float]:
@@ -351,10 +364,42 @@ def _add_neighbours(scores: Sequence[float], place: int, share: float) -> float:
     return scores[place] + share * max(scores[place - 1], scores[place + 1])
 
 
-def _choose(
-    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], relevance: dict[str, float], room: float
-) -> Lines:
+class _Choice(NamedTuple):
+    """A choice of lines in progress."""
+
+    #: the relevance of each term that is not sent yet
+    relevance: dict[str, float]
+    #: message -> the numbers of its chosen lines
+    chosen: dict[int, set[int]]
+    #: estimated tokens that are still free
+    room: float
+
+
+def _unsent_answers(draft: Draft, past: _Past, speakers: frozenset[str]) -> Sequence[int]:
+    """Return the messages of the past that answer the newest question, best first, if they are not sent whole."""
+    unsent = {*_changed(draft, past.size, speakers)}
+    unsent -= {source for lines in draft.recalls.values() for source, _ in lines}
+    return [index for index in rank_answers(draft) if index in unsent]
+
+
+def _choose_answers(draft: Draft, answers: Sequence[int], room: float) -> tuple[dict[int, set[int]], float]:
+    """Choose whole messages, without the arguments of calls; return their lines and the room that is left."""
     chosen: dict[int, set[int]] = {}
+    most = MAX_ANSWER_SHARE * room
+    for index in answers:
+        known = draft.known(index)
+        slots = known.sliced.slots
+        numbers = {n for n, block in enumerate(known.sliced.blocks) if not slots[block.slot].in_arguments}
+        cost = sum(known.tokens[number] for number in numbers) + _ROLE_TOKENS
+        if numbers and cost <= min(room, most):
+            room -= cost
+            chosen[index] = numbers
+    return chosen, room
+
+
+def _choose_lines(draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], choice: _Choice) -> Lines:
+    """Add the lines with the highest relevance per token to a choice, and return all its lines."""
+    relevance, chosen, room = choice
 
     def offer(line: _Line, factor: float) -> tuple[float, float]:
         draft.deadline.tick()

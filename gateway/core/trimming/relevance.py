@@ -24,6 +24,7 @@ from gateway.core.trimming.draft import KEEP, Draft, TermUses
 from gateway.core.trimming.identifiers import MAX_QUESTION_CHARS, find_codes, find_labelled
 from gateway.core.trimming.reader import KnownBlocks
 from gateway.core.trimming.terms import IDENTIFIER
+from gateway.core.trimming.worklists import find_open_values
 from gateway.core.values import dataclass
 
 #: How much a word, a name or an identifier in the last words counts for a block that has it too.
@@ -50,6 +51,8 @@ class RelevanceFactors:
     said_again: float = 1.5
     #: An identifier that no assistant message has used, with the shape of a tool's example: it will be needed.
     asked_for: float = 10.0
+    #: An open value of a list that the assistant works through: it is needed until a call has it.
+    open_value: float = 10.0
     #: A value of a result under the name of a tool's parameter.
     parameter: float = 3.0
     #: Relevance falls with the distance in messages to this power: slowly, because the newest turns are kept anyway.
@@ -213,6 +216,8 @@ def _compute_term_relevance(draft: Draft, relevance_factors: RelevanceFactors) -
         relevance[term] *= use[min(len(use) - 1, times)]
     for term in draft.parameters.wanted([term for term in named if term not in assistant_uses]):
         relevance[term] *= relevance_factors.asked_for
+    for term in set(chain.from_iterable(find_open_values(draft, size).values())):
+        relevance[term] *= relevance_factors.open_value
     return relevance
 
 

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final
 
 from gateway.core.conversation.units import Unit
+from gateway.core.trimming.answers import MAX_ANSWER_SHARE, rank_answers
 from gateway.core.trimming.draft import DROP, KEEP, ChosenBlocks, Decision, Draft
 from gateway.core.trimming.offers import BlockOffer, CandidateBlocks, Entry, UnitCandidate
 from gateway.core.trimming.relevance import RelevanceFactors, Scores
@@ -24,6 +25,8 @@ _ROUNDS: Final = 3
 _MIN_ROOM_SHARE: Final = 0.02
 #: A task that takes at most this share of the room is kept whole: everything else is done for the task.
 _WHOLE_TASK_SHARE: Final = 0.3
+#: Share of the room for whole messages that answer the newest question.
+_ANSWERS_SHARE: Final = 0.5
 #: Two ratios of relevance to tokens count as equal if they differ by less than this share.
 _EQUAL_RATIO: Final = 1e-12
 
@@ -79,6 +82,7 @@ class _Choice:
             self._room -= candidate.frame
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
+        self._take_answers()
         waiting: list[Entry] = []
         for number, candidate in enumerate(self._units.values(), -len(self._units)):
             waiting += candidate.entries(self._blocks, ()) if candidate.is_open else ((-inf, number, 0.0),)
@@ -145,6 +149,19 @@ class _Choice:
             if cost <= room:
                 self._take(candidate, BlockOffer(0.0, cost, places))
                 break
+
+    def _take_answers(self) -> None:
+        """Take whole messages that answer the newest question, best first, in a share of the room."""
+        room, most = _ANSWERS_SHARE * self._room, MAX_ANSWER_SHARE * self._room
+        for index in rank_answers(self._draft):
+            candidate = self._units.get(index)
+            if candidate is None or candidate.is_open or candidate.unit.sealed or len(candidate.known) > 1:
+                continue
+            start, known = self._blocks.scores.starts[index], candidate.known[index]
+            cost = candidate.frame + sum(known.tokens)
+            if cost <= min(room, most):
+                room -= cost
+                self._take(candidate, BlockOffer(0.0, cost, range(start, start + len(known.terms))))
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
         """Take offers in the order of their relevance per token; return the entries that had no room."""

@@ -27,7 +27,7 @@ _MIN_WORD_CHARS: Final = 4
 _ENTRY_BYTES: Final = 280
 
 #: Common words without meaning of their own; shorter words than four letters are no terms anyway.
-_STOP_WORDS: Final = frozenset(
+STOP_WORDS: Final = frozenset(
     """
     about after again also because been before being between both cannot could does doing down each even from have
     having here into itself just like made make many more most much must need only other over please same should some
@@ -48,7 +48,7 @@ def kind_of(term: str) -> int:
         return IDENTIFIER if term.isupper() else -1
     if term.isupper():
         return IDENTIFIER
-    if term.lower() in _STOP_WORDS:
+    if term.lower() in STOP_WORDS:
         return -1
     return NAME if term[0].isupper() else WORD
 
@@ -76,7 +76,7 @@ class Lexicon(dict[str, Term | None]):
         """Return the terms of a text in their order; a term may occur again as another kind."""
         # Keep their order: sums of floats would otherwise differ between processes.
         found = list(filter(None, map(self.__getitem__, dict.fromkeys(_TERM.findall(text)))))
-        return found if text.isascii() else [*found, *((pair, WORD) for pair in _character_pairs(text))]
+        return found if text.isascii() else [*found, *((pair, WORD) for pair in character_pairs(text))]
 
     def __missing__(self, token: str) -> Term | None:
         kind = -1 if not token.isascii() and _SPACELESS.search(token) else kind_of(token)
@@ -102,7 +102,7 @@ def shapes_of(terms: Sequence[str]) -> list[str]:
     return _NUMBER.sub("0", "\n".join(terms)).split("\n") if terms else []
 
 
-def _character_pairs(text: str) -> Iterable[str]:
+def character_pairs(text: str) -> Iterable[str]:
     """Yield pairs of neighbouring characters, which replace words in scripts without spaces."""
     for run in _SPACELESS.findall(text):
         yield from (run[i : i + 2] for i in range(max(1, len(run) - 1)))

@@ -25,6 +25,9 @@ from gateway.core.trimming.strategies import Dedupe, Drop, Strategy, drop_priori
 #: sentences. More would take the room of old lines that the last messages refer to.
 _TASK_SHARE: Final = 0.05
 _TASK_TOKENS: Final = 64
+#: Most of the room that a trim keeps, however slowly the conversation grows. Recalled lines take their share of it:
+#: without room for them, every question would need a trim, and a long chat would cost twice as much.
+_MAX_LOW_WATER: Final = 0.85
 #: The same for a task that fits whole, or whose first block is longer than that.
 _WHOLE_TASK_SHARE: Final = 0.3
 
@@ -198,7 +201,25 @@ def _low_water_tokens(draft: Draft, limit: int, policy: TrimPolicy) -> int:
     turn can mostly be trimmed on the next.
     """
     must = min(limit, sum(draft.original[index] for index in draft.conversation.pinned))
-    return must + int((limit - must) * policy.depth)
+    return must + int((limit - must) * _low_water_share(draft, limit - must, policy))
+
+
+def _low_water_share(draft: Draft, room: int, policy: TrimPolicy) -> float:
+    """Return the share of the room that a trim keeps: the policy's, or more if the conversation grows slowly.
+
+    With a growth of `g` rooms a turn and a cached price of `p`, keeping a share `s` costs an uncached prompt every
+    `(1 - s) / g` turns. The returned share makes these prompts cost as much as the cached ones: `p / (p + (1 - p) g)`.
+    A smaller share would lose old messages for hardly any money.
+    """
+    if policy.low_water is not None or room <= 0:
+        return policy.depth
+    items, task = draft.conversation.items, draft.conversation.task
+    turns = sum(item.role == "assistant" for item in items)
+    grown = sum(draft.original[item.index] for item in items if item.role not in SYSTEM_ROLES and item.index != task)
+    price, growth = policy.cached_price, grown / (turns or 1) / room
+    share = price / (price + (1 - price) * growth) if growth > 0 else 0.0
+    recalled = policy.recall_share if policy.recall != "off" else 0.0
+    return max(policy.depth, min(_MAX_LOW_WATER - recalled, share))
 
 
 def system_tokens(draft: Draft) -> int:

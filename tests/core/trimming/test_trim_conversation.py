@@ -127,6 +127,21 @@ def test_with_recall_a_trim_goes_deeper() -> None:
     assert TrimPolicy(recall="said", low_water=0.9).depth == 0.9
 
 
+def test_a_trim_keeps_more_of_a_conversation_that_grows_slowly() -> None:
+    talk = [
+        {"role": ("user", "assistant")[place % 2], "content": f"On day {place} we saw bird {place * 7} by the lake."}
+        for place in range(401)
+    ]
+    limit = tokens(talk) // 2
+    for policy in (TrimPolicy(), TrimPolicy(recall="said")):
+        fixed = replace(policy, low_water=policy.depth)
+        more, less = (
+            trim_conversation(Conversation.of(raws(talk)), limit, Reader(COUNT), policy=one).tokens
+            for one in (policy, fixed)
+        )
+        assert less + 0.05 * limit < more <= limit
+
+
 def test_the_sent_prefix_survives_the_next_trim() -> None:
     limit, trim_decision, sent = 1200, None, tuple[bytes, ...]()
     shared = cuts = 0
