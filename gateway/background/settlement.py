@@ -42,6 +42,11 @@ class BackgroundSettlement:
         except StoreUnavailable:
             return True
 
+    @staticmethod
+    def concerns(state: CallState, record: CallRecord) -> bool:
+        """Return whether `settle` must settle the call: it can be fetched later, or it fetched an earlier response."""
+        return record.is_pending or state.settlement.is_findable or state.incoming.endpoint.fetched_id is not None
+
     async def settle(
         self,
         state: CallState,

@@ -151,10 +151,13 @@ class Budgets:
             if begun is not None:
                 return begun
         claims = claims_of(self.policy, charged)
-        found = await self._store.open_call(session, [claim.undeclared for claim in claims], with_totals=with_totals)
+        is_declared = not charged.declared.is_none
+        asked = [claim.undeclared for claim in claims] if is_declared else claims
+        found = await self._store.open_call(session, asked, with_totals=with_totals)
         known = found.remembered.state.parent
         if known is None and named is None:
-            return found, charged, CallAccounts.of(claims, _lowered(claims, found.balances))
+            balances = _lowered(claims, found.balances) if is_declared else found.balances
+            return found, charged, CallAccounts.of(claims, balances)
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
         return found, charged, await self.book(charged)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -62,11 +63,13 @@ class CallSettlement:
             state.settlement.record = self._record(state)
             self._accounts.note_one_piece(state, state.settlement.record)
             going = self._going(state, state.settlement.record)
-
-        async def write(record: CallRecord) -> None:
+        record = state.settlement.record
+        if self._background.concerns(state, record):
+            write = partial(self._write, state, going=going)
+            await self._background.settle(state, record, write, partial(self.end, state))
+        else:
             await self._write(state, record, going)
-
-        await self._background.settle(state, state.settlement.record, write, lambda: self.end(state))
+            self.end(state)
         return state.settlement.totals
 
     async def _write(self, state: CallState, record: CallRecord, going: StepTransition | None) -> None:

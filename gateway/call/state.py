@@ -1,6 +1,7 @@
 """Keep the state of one call while it passes through the pipeline.
 
-Each part of the state is written by one package, named in its class. Other packages only read it.
+Each part of the state is written by one package, named in its class. Other packages only read it. A new part costs
+nothing: its values are those of its class until they are set.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _NOT_READ: Final = CallAccounts()
 _UNCHANGED: Final = ModeTry(ResponseModes("raw", "raw"))
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class RoutingState:
     """Where the call may go, and where it goes. Written by `pipeline.exchange`.
 
@@ -89,7 +90,7 @@ class RoutingState:
         return [route for route in named if route.provider in providers]
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class BudgetState:
     """The accounts of the call and its hold. Written by `budget.accounts`.
 
@@ -118,7 +119,7 @@ class BudgetState:
         return lease is not None and lease.delivered() > lease.end + lease.check_bytes
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class StepsState:
     """The step that is active, and how it restricts the tools. Written by `steps.enforcement`.
 
@@ -154,7 +155,7 @@ class UnreadExtracts(NamedTuple):
 NO_EXTRACTS: Final = UnreadExtracts()
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class ContextState:
     """What of the conversation is sent. Written by `context`.
 
@@ -183,7 +184,7 @@ class ContextState:
     mode: ResponseMode | None = None
     tried: ModeTry = _UNCHANGED
     extracts: UnreadExtracts = NO_EXTRACTS
-    unread: Mapping[str, UnreadForm] = field(default_factory=dict)
+    unread: tuple[tuple[str, UnreadForm], ...] = ()
     shown: ShownResults | None = None
     thinking: BoundCall | None = None
     request: PlanRequest | None = None
@@ -206,7 +207,7 @@ class ContextState:
         return self.thinking is not None and self.thinking.adds_tool_changes
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class DispatchState:
     """The request to the provider that is tried now. Written by `pipeline.dispatch`.
 
@@ -240,7 +241,7 @@ class DispatchState:
             await opened.__aexit__(None, None, None)
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class ReceivedResponse:
     """What came back, and how the call ended. Written by `pipeline`.
 
@@ -265,7 +266,7 @@ class ReceivedResponse:
     bytes_sent: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class SettlementState:
     """The record of the call, once it is settled. Written by `budget.accounts` and `background`.
 

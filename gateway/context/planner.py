@@ -52,7 +52,7 @@ T = TypeVar("T")
 #: Bytes after the known prefix of a request that are read in the event loop: a few milliseconds if all are new.
 _INLINE_BYTES: Final = 32 * 1024
 #: Larger bodies are parsed in a thread. Parsing one of this size takes some three milliseconds.
-_LARGE_BYTES: Final = 512 * 1024
+READ_IN_LOOP: Final = 512 * 1024
 #: Larger bodies are counted one after the other. A single C call reads one of their parts and keeps the interpreter
 #: lock for tens of milliseconds. Two such calls at once would block the event loop for too long.
 _HUGE_BYTES: Final = 8 * 1024 * 1024
@@ -313,7 +313,7 @@ class Planner:
     @staticmethod
     def is_large(call: Call) -> bool:
         """Return whether a call's body is too large to be read in the event loop."""
-        return len(call.body) > _LARGE_BYTES
+        return len(call.body) > READ_IN_LOOP
 
     @staticmethod
     def is_huge(call: Call) -> bool:
@@ -322,12 +322,12 @@ class Planner:
 
     async def read(self, size: int, work: Callable[[], T]) -> T:
         """Run work that reads a body of `size` bytes: in the event loop, or in a thread if the body is large."""
-        return work() if size <= _LARGE_BYTES else await _run_in(self._threads.reading, work)
+        return work() if size <= READ_IN_LOOP else await _run_in(self._threads.reading, work)
 
     async def contents(self, call: Call, wire: Wire) -> Contents | None:
         """Return the contents of a call, or None if they cannot be read. See `contents_of`."""
         size = len(call.body)
-        if size <= _LARGE_BYTES:
+        if size <= READ_IN_LOOP:
             return contents_of(call, wire, self.prefixes)
         return await _run_in(self._threads.counting(size), lambda: contents_of(call, wire, self.prefixes))
 

@@ -94,15 +94,14 @@ class RequestComposer:
             return (self.last_try(state),)
         if wire not in VIEWED or incoming.purpose is not None or state.context.compaction is not None:
             return (ModeTry(ResponseModes("raw", "raw")),)
-        # A model that binds thinking to its prefix has reasoned about results as they were sent.
-        is_bound = self._planner.is_bound(route, wire)
         if not self._has_modes or not budgets:
             return (ModeTry(ResponseModes(mode, mode)),)
         modes = modes_for(mode, mode_for(remaining_fraction(budgets)))
         if state.call is not None and asks_for_compaction(state.call.fields, wire):
             # The model must summarize the results as it has seen them, not a shorter form.
             return (ModeTry(modes),)
-        return tries_for(modes, is_bound=is_bound)
+        # A model that binds thinking to its prefix has reasoned about results as they were sent.
+        return tries_for(modes, is_bound=self._planner.is_bound(route, wire))
 
     @staticmethod
     def last_try(state: CallState) -> ModeTry:
@@ -165,43 +164,55 @@ class RequestComposer:
         state.context.mode, state.context.tried = tried.modes.read, tried
         bound = state.context.thinking = await self._bound_with_tool_changes(state, contents)
         contents = bound.received if bound is not None else contents
-
-        async def plan(choice: SendChoice, *, may_sum_up: bool = True, most: int | None = None) -> PlanResult:
-            request, affordable = await self._plan_request(state, contents, len(call.body), choice)
-            return PlanResult(
-                *await self.plan_within(state, request, most, may_sum_up=may_sum_up), state.context.shown, affordable
-            )
-
-        async def plan_choice() -> PlanResult:
-            if bound is None:
-                return await plan(SendChoice(modes=((0, tried.modes.read),)))
-            first = bound.first_choice(tried.modes, all_results=tried.all_results)
-            return await bound.choose(first, tried.modes, plan)
-
-        planned = await plan_choice()
+        size = len(call.body)
+        planned = await self._planned(state, contents, size)
         for _ in range(_EXTRACT_TRIES):
             over = self._excess_of_unread(state, planned)
             if over <= 0 or state.stored_session is None:
                 break
             if not await self._extract(state, planned.request, contents, over):
                 break
-            planned = await plan_choice()
+            planned = await self._planned(state, contents, size)
         await self.take(state, planned)
         # If the session's budget is too small, the ledger refuses the call, with the numbers of the account.
         if planned.plan.overflow is not None and not self._is_limited_by_session(state, planned):
             raise planned.plan.overflow
         await self.remember(state, planned.plan)
 
+    async def _planned(self, state: CallState, received: Contents, size: int) -> PlanResult:
+        """Return the plan for tool results as they are shown now. `size`: bytes of the body."""
+        bound, tried = state.context.thinking, state.context.tried
+        if bound is None:
+            return await self._plan_choice(state, received, size, SendChoice(modes=((0, tried.modes.read),)))
+        first = bound.first_choice(tried.modes, all_results=tried.all_results)
+        return await bound.choose(first, tried.modes, partial(self._plan_choice, state, received, size))
+
+    async def _plan_choice(
+        self,
+        state: CallState,
+        received: Contents,
+        size: int,
+        choice: SendChoice,
+        *,
+        may_sum_up: bool = True,
+        most: int | None = None,
+    ) -> PlanResult:
+        """Return the plan for one choice of removed thinking and response modes. `most`: see `plan_within`."""
+        asked, affordable = await self._plan_request(state, received, size, choice)
+        request, plan = await self.plan_within(state, asked, most, may_sum_up=may_sum_up)
+        return PlanResult(request, plan, state.context.shown, affordable)
+
     async def _bound_with_tool_changes(self, state: CallState, original: Contents) -> BoundCall | None:
         """Add the system messages that withdraw tools for the step, and return the bound call.
 
         None for models that do not bind thinking to its prefix.
         """
-        withdrawal, remembered = state.steps.restriction.withdrawal, state.context.remembered.state.tool_changes
-        conversation = None
-        if withdrawal is not None and (withdrawal.withdrawn or remembered):
-            conversation = await self._planner.bound(original)
-        if withdrawal is None or conversation is None:
+        withdrawal = state.steps.restriction.withdrawal
+        if withdrawal is None:
+            return await self.bound(state, original)
+        remembered = state.context.remembered.state.tool_changes
+        conversation = await self._planner.bound(original) if withdrawal.withdrawn or remembered else None
+        if conversation is None:
             return await self.bound(state, original)
         changes = changes_of(conversation, remembered)
         if withdrawal.withdrawn is not None and not may_stand_at(conversation, conversation.size):
@@ -433,8 +444,8 @@ class RequestComposer:
 
     async def _shown(self, state: CallState, contents: Contents, choice: SendChoice) -> Contents:
         """Return the contents with tool results in the modes of this choice."""
-        state.context.shown, state.context.unread = None, {}
-        if contents.messages is None or all(mode == "raw" for _, mode in choice.modes):
+        state.context.shown, state.context.unread = None, ()
+        if all(mode == "raw" for _, mode in choice.modes) or contents.messages is None:
             return contents
         view = self._planner.view(contents)
         modes, blocks = await self._modes(state, view, choice)
@@ -479,13 +490,15 @@ class RequestComposer:
         names = results.names.items()
         blocks = {i: extracts[name] for i, name in names if name in extracts and modes[i] in ("raw", "table")}
         new |= {results.names[i]: UnreadForm(now.read, chosen) for i, chosen in blocks.items() if i in results.unread}
-        state.context.unread = new
+        state.context.unread = tuple(new.items())
         return modes, blocks
 
     async def remember_unread(self, state: CallState) -> None:
         """Store how unread results are shown, because they keep this form on later turns."""
+        if not state.context.unread:
+            return
         known, session = state.context.remembered.state.unread, state.stored_session
-        new = {name: form for name, form in state.context.unread.items() if known.get(name) != form}
+        new = {name: form for name, form in state.context.unread if known.get(name) != form}
         if session is None or not new:
             return
         try:
@@ -537,6 +550,8 @@ class RequestComposer:
     async def remember(self, state: CallState, plan: Plan) -> None:
         """Store a new decision before the call is sent, so that every worker sends the same on later turns."""
         trim_decision, session, bound = plan.trim_decision, state.session, state.context.thinking
+        if trim_decision is None and bound is None:
+            return
         is_sent = bound is not None and plan.overflow is None
         prefix = bound.to_remember(state.context.sent_messages) if bound is not None and is_sent else None
         tools = bound.tool_change if bound is not None and is_sent else None

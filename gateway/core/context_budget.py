@@ -92,6 +92,8 @@ NO_OPTIONS: Final = ContextOptions()
 
 def beta_of(facts: ModelFacts, options: ContextOptions) -> str | None:
     """Return the beta of a call that gives the model its largest context window, or None."""
+    if not options.betas:
+        return None
     windows = {name: window for name, window in (facts.betas or {}).items() if name in options.betas}
     return max(windows, key=windows.__getitem__, default=None)
 

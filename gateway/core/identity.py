@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from gateway.core.conversation.message import CACHE_MARKS
@@ -43,6 +44,8 @@ KNOWN_HEADERS: Final = (
 #: whitespace around a header value, which is not part of it (RFC 9110, section 5.5)
 _WHITESPACE: Final = b" \t"
 _LONGEST_MODEL_NAME: Final = 256
+#: sets of header names for which the session headers are cached
+_KNOWN_NAMES: Final = 128
 #: created once, because creating an encoder costs more than encoding a small part
 _canonical: Final = json.JSONEncoder(sort_keys=True).encode
 #: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
@@ -56,13 +59,19 @@ def is_valid(session_id: str) -> bool:
 
 def from_headers(headers: Mapping[bytes, bytes], id_headers: Sequence[bytes]) -> str | None:
     """Return the first valid session id among the headers (names in lower case), or None."""
-    names = [*filter(headers.__contains__, (*id_headers, *KNOWN_HEADERS))]
-    names += [name for name in headers if name.endswith(b"-session-id") and name.startswith(b"x-") and name != PARENT]
-    for name in names:
+    for name in _session_headers(tuple(headers), tuple(id_headers)):
         value = headers[name].strip(_WHITESPACE).decode("latin-1")
         if is_valid(value):
             return value
     return None
+
+
+@lru_cache(_KNOWN_NAMES)
+def _session_headers(names: tuple[bytes, ...], id_headers: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return which of these headers can name a session, the preferred first; computed once for the same names."""
+    known = filter(frozenset(names).__contains__, (*id_headers, *KNOWN_HEADERS))
+    others = [name for name in names if name.endswith(b"-session-id") and name.startswith(b"x-") and name != PARENT]
+    return (*known, *others)
 
 
 def from_body(fields: Mapping[str, Any]) -> str | None:

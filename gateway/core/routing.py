@@ -23,6 +23,9 @@ from gateway.core.values import dataclass
 _MARKS: Final = frozenset("*?[")
 #: routes that one call tries at most, one after the other
 MOST_ROUTES: Final = 8
+#: models whose routes are kept, and the characters of the longest name of them
+_MOST_CHAINS: Final = 1024
+_LONGEST_KEPT: Final = 256
 
 
 def is_pattern(text: str) -> bool:
@@ -127,6 +130,8 @@ class Routes:
         self._general = tuple([rule for rule in rules if not is_of_provider(rule.match, self._providers)])
         self._default = default
         self._anthropic = anthropic
+        #: the chains of models whose calls are not shared between providers, so that no seed matters
+        self._chains: dict[str, tuple[Route, ...]] = {}
 
     def resolve(self, model: str) -> Route:
         """Return the first route of a model.
@@ -146,16 +151,23 @@ class Routes:
         Raises:
             UnknownModel: no rule matches and there is no default provider.
         """
+        known = self._chains.get(model)
+        if known is not None:
+            return known
         routes = self._routes(model, seed)
         rule = routes[0].rule
         for name in rule.fallback if rule is not None else ():
             routes += self._routes(name, seed)
-        if len(routes) == 1:
-            return (routes[0],)
         unique: dict[tuple[str, str], Route] = {}
         for route in routes:
             unique.setdefault((route.provider, route.model), route)
-        return tuple(unique.values())[:MOST_ROUTES]
+        chain = tuple(unique.values())[:MOST_ROUTES]
+        is_shared = any(route.rule is not None and route.rule.shares for route in routes)
+        if not is_shared and len(model) <= _LONGEST_KEPT:
+            if len(self._chains) >= _MOST_CHAINS:  # clients choose the model names, so there may be many
+                self._chains.clear()
+            self._chains[model] = chain
+        return chain
 
     def _routes(self, model: str, seed: str | None) -> list[Route]:
         """Return the routes of one name, the preferred one first; without a seed, in the configured order."""

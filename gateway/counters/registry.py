@@ -59,10 +59,12 @@ class Counters:
 
     def counter(self, tokenizer: str) -> TokenCounter:
         """Return the counter of a tokenizer: exact if its table or package is available, otherwise an estimate."""
-        name = self._name(tokenizer)
-        counter = self._known.get(name)
+        counter = self._known.get(tokenizer)
         if counter is None:
-            counter = self._known[name] = self._create(name)
+            name = self._name(tokenizer)
+            counter = self._known.get(name)
+            if counter is None:
+                counter = self._known[name] = self._create(name)
         return counter
 
     def _create(self, name: str) -> TokenCounter:
@@ -93,10 +95,12 @@ class Counters:
 
     def loop_bytes(self, tokenizer: str) -> int:
         """Return how many bytes may be counted in the event loop. Before the counter is loaded, these are none."""
-        if not self.is_loaded(tokenizer):
-            return 0
-        is_claude = isinstance(self.counter(tokenizer), vocabularies.ClaudeCounter)
-        return _CLAUDE_LOOP_BYTES if is_claude else _LOOP_BYTES
+        counter = self._known.get(tokenizer)
+        if counter is None:
+            if not self.is_loaded(tokenizer):
+                return 0
+            counter = self.counter(tokenizer)
+        return _CLAUDE_LOOP_BYTES if isinstance(counter, vocabularies.ClaudeCounter) else _LOOP_BYTES
 
     def _name(self, tokenizer: str) -> str:
         return tokenizer if tokenizer in self._known or tokenizer in NAMES else FALLBACK

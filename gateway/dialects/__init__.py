@@ -138,12 +138,13 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     """
     # Some servers ignore the case of paths.
     original_path, path = path, path.rstrip("/").lower()
-    known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
-    is_of_model = known is not None or is_below
+    known = _KNOWN.get(path)
     # Some servers ignore the method, so a request with a body is treated as a call.
-    has_body = method not in WITHOUT_BODY or (method == _MAY_HAVE_BODY and not is_of_model and bool(body.strip()))
+    has_body = method not in WITHOUT_BODY
     if known is not None and has_body:
         return known
+    if method == _MAY_HAVE_BODY and known is None and not _BELOW_MODEL.match(path):
+        has_body = bool(body.strip())
     operation = known.operation if known is not None else path.partition("/")[0][:_MAX_OPERATION] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = has_body and not _is_free(method, path, body)

@@ -62,7 +62,9 @@ class PartialBody:
 def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
     """Read a complete response, which may have a flaw in its JSON: it is billed in any case. See `PartialBody`."""
     response = dialect.answer(body)
-    if response != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_response(body) is not None:
+    if response.usage is not None or response != _NOTHING:
+        return response
+    if not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_response(body) is not None:
         return response
     return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 

@@ -11,7 +11,7 @@ The rules, each from recorded responses:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Final
@@ -55,6 +55,10 @@ _AUDIO_IN: Final = (
 )
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
+#: the counts of all input, of all output and of both, and the names of each count of a part of them
+_SIDES: Final = frozenset(("prompt_tokens", "input_tokens", "total_tokens", *_OUTPUT))
+_PARTS: Final = (_CACHE_READ, _CACHE_WRITE, _REASONING, _AUDIO_IN, _AUDIO_OUT, _CACHE_WRITE_1H)
+_NO_PARTS: Final = (0,) * len(_PARTS)
 #: lifetimes of OpenAI's cache writes; this object is inside the details of the input
 _LIFETIMES: Final = "cache_write_tokens_details"
 #: the counts in `tool_usage`, by tool
@@ -241,8 +245,7 @@ class UsageReader:
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> ReportedUsage | None:
     output_tokens = _first(fields, _OUTPUT)
     total = fields.get("total_tokens")
-    read = _first(fields, _CACHE_READ) or 0
-    write = _first(fields, _CACHE_WRITE) or 0
+    read, write, reasoning, audio_in, audio_out, write_1h = _parts(fields)
     input_tokens = _input_side(fields, read, write, output_tokens, total)
     if input_tokens is None and output_tokens is None and total is not None:
         input_tokens, output_tokens = total, 0
@@ -257,14 +260,20 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         total,
         read,
         write,
-        _first(fields, _REASONING) or 0,
-        _first(fields, _AUDIO_IN) or 0,
-        _first(fields, _AUDIO_OUT) or 0,
-        _first(fields, _CACHE_WRITE_1H) or 0,
+        reasoning,
+        audio_in,
+        audio_out,
+        write_1h,
         cost_usd,
         fields.get("server_tool_use.web_search_requests", 0) + fields.get("web_search.num_requests", 0),
         fields.get("image_gen.total_tokens", 0),
     )
+
+
+def _parts(fields: Mapping[str, int]) -> Sequence[int]:
+    """Return the counts of the parts of input and output, in the order of `_PARTS`; 0 for those not reported."""
+    reported = [number for name, number in fields.items() if name not in _SIDES]
+    return [_first(fields, names) or 0 for names in _PARTS] if any(reported) else _NO_PARTS
 
 
 def _used(fields: Mapping[str, int]) -> Usage | None:

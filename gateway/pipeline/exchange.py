@@ -39,7 +39,7 @@ from gateway.call.routing import (
 )
 from gateway.call.state import CallState
 from gateway.call.types import ClientResponse, Incoming, SessionPolicy
-from gateway.context.planner import Planner
+from gateway.context.planner import READ_IN_LOOP, Planner
 from gateway.context.request import LOSSLESS, RequestComposer
 from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.errors import (
@@ -230,7 +230,8 @@ class Exchange:
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that reads the whole body, in a thread if the body is large."""
-        return await self._gateway.planner.read(len(self._state.incoming.body), work)
+        size = len(self._state.incoming.body)
+        return work() if size <= READ_IN_LOOP else await self._gateway.planner.read(size, work)
 
     async def _find_previous_call(self, response_id: str) -> CallRecord | None:
         """Return the call of the same client key whose response this one continues; prefer the provider that keeps it.
@@ -279,10 +280,11 @@ class Exchange:
         """
         incoming, routing, providers = self._state.incoming, self._state.routing, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, self._state.session)
-        first = found[0].provider
-        found = tuple(
-            [route for route in found if route.provider == first or providers[route.provider].holds_credential]
-        )
+        if len(found) > 1:
+            first = found[0].provider
+            found = tuple(
+                [route for route in found if route.provider == first or providers[route.provider].holds_credential]
+            )
         if routing.kept_at is not None:
             found = provider_first(routing.kept_at, found)
         routing.routes = routes_for_format(found, incoming.endpoint.format, providers)

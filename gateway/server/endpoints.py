@@ -188,8 +188,11 @@ class Forwarder:
             await self._admit(receive, headers)
             bounds = self._bounds
             body, decompressed = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
-            read = partial(_body_and_endpoint, asked, method, body, anthropic=anthropic)
-            body, requested = await self._gateway.planner.read(len(body), read)
+            requested = target
+            if asked.deployment is not None or target.wire is None:
+                # The path names the model, or the body says what is asked for.
+                read = partial(_body_and_endpoint, asked, method, body, anthropic=anthropic)
+                body, requested = await self._gateway.planner.read(len(body), read)
             directives, target = ours.directives(headers), requested
         except Disconnected:
             return None

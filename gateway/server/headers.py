@@ -310,8 +310,9 @@ def _totals_headers(totals: Totals) -> Headers:
 
 def _context_headers(context: ContextRecord) -> Headers:
     # With `trim: shadow`, trimming is only decided. Response modes and removed thinking still apply.
-    done = {rule: number for rule, number in context.trimmed.items() if not context.shadow or rule in _DONE_IN_SHADOW}
-    trimmed, sent = _rules_text(context.trimmed), _rules_text(done)
+    sent = trimmed = _rules_text(context.trimmed)
+    if context.shadow:
+        sent = _rules_text({rule: number for rule, number in context.trimmed.items() if rule in _DONE_IN_SHADOW})
     headers: Headers = [
         (b"x-context-tokens", b"%d" % context.tokens),
         (b"x-context-tokens-original", b"%d" % context.original_tokens),

@@ -104,8 +104,10 @@ class Learner(Observer):
         for name in (_OFFSETS + key, _SURPRISES + key, _FRAMES + key):
             kept = self._kept.get(name)
             known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
-            new, numbers = self._new_numbers.get(name), known if isinstance(known, tuple) else ()
-            lessons.append((*numbers, *new)[-MAX_RESIDUALS:] if new else numbers)
+            numbers = known if isinstance(known, tuple) else ()
+            if name in self._new_numbers:
+                numbers = (*numbers, *self._new_numbers[name])[-MAX_RESIDUALS:]
+            lessons.append(numbers)
         return Taught(*lessons)
 
     async def limit(self, provider: str, model: str) -> LengthLimit | None:

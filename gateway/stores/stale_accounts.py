@@ -167,6 +167,8 @@ class StaleAccounts:
 
     def settle(self, hold_id: str, spent: Amount) -> None:
         """Replace a hold with what was spent. Without effect if the store has taken the hold."""
+        if hold_id not in self._holds:
+            return
         changes = self._give_back(hold_id, spent)
         for key, account in changes.items():
             if account.held == NOTHING and key not in self._limited:

@@ -180,6 +180,8 @@ class RetryingUpstream:
 
     def _record(self, *, well: bool) -> None:
         self.was_called = True
+        if well and self._breaker is CLOSED:
+            return
         before = self._breaker
         self._breaker = before.after_call(self._policy, self._clock(), well=well)
         if (before.since is None) != (self._breaker.since is None):

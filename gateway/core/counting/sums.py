@@ -91,9 +91,9 @@ def _after_assistant(
     before: ContentTokens | None, roles: Sequence[str], added: Sequence[ContentTokens]
 ) -> ContentTokens | None:
     """Return the counts after the last assistant message; `before` are those of the earlier messages."""
-    last = max([index for index, role in enumerate(roles) if role == _ASSISTANT], default=-1)
-    if last < 0 and before is None:
+    if before is None and _ASSISTANT not in roles:
         return None
+    last = max([index for index, role in enumerate(roles) if role == _ASSISTANT], default=-1)
     start = before if before is not None and last < 0 else _NO_COUNTS
     return ContentTokens(*map(sum, zip(start, *added[last + 1 :], strict=True)))
 

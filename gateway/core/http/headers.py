@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 from urllib.parse import unquote_plus
 
@@ -78,6 +78,9 @@ _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 #: sessions.
 GATEWAY_PREFIXES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
 _OUR_PREFIXES: Final = (*GATEWAY_PREFIXES, b"access-control-")
+#: Sets of header names for which the headers to drop are cached. A client or a provider sends few different ones, and
+#: the server limits the bytes of each.
+_KNOWN_NAMES: Final = 128
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: the header that carries the credential
 AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
@@ -196,12 +199,11 @@ def request_headers(
         decompressed: the body was compressed and is sent decompressed.
     """
     names = dict(headers)
-    dropped = _NOT_SENT.intersection(names) | _named_by_connection(headers)
-    if provider.has_key:
-        dropped |= _ACCOUNTS
-    if decompressed:
-        dropped |= {b"content-encoding"}
-    dropped |= _credentials_among(names if provider.holds_credential else client_key_headers)
+    # Without a key of the gateway, only client keys are credentials for the gateway itself.
+    own = None if provider.holds_credential else client_key_headers
+    dropped = _not_sent(frozenset(names), own, has_key=provider.has_key, decompressed=decompressed)
+    if b"connection" in names:
+        dropped |= _named_by_connection(headers)
     sent = [pair for pair in headers if pair[0] not in dropped]
     present = dict(sent) if provider.headers else {}
     if provider.key:
@@ -210,6 +212,20 @@ def request_headers(
     # A compressed response would have to be decompressed for metering, which costs more than the bandwidth.
     sent.append((b"accept-encoding", b"identity"))
     return sent
+
+
+@lru_cache(_KNOWN_NAMES)
+def _not_sent(
+    names: frozenset[bytes], own: frozenset[bytes] | None, *, has_key: bool, decompressed: bool
+) -> frozenset[bytes]:
+    """Return which of these headers of a client are not sent to a provider; computed once for the same names.
+
+    `own`: the headers with a client key, if other credentials are sent; None if none is.
+    """
+    dropped = (_NOT_SENT & names) | _credentials_among(names if own is None else own)
+    if has_key:
+        dropped |= _ACCOUNTS
+    return dropped | {b"content-encoding"} if decompressed else dropped
 
 
 def _own_credential(provider: ProviderAddress) -> tuple[bytes, bytes]:
@@ -268,20 +284,24 @@ def _owners(key: str, providers: Iterable[ProviderAddress]) -> list[str]:
 
 def response_headers(headers: Sequence[tuple[bytes, bytes]], *, decompressed: bool) -> Headers:
     """Return the provider's headers to pass to the client. `decompressed`: content-encoding no longer applies."""
-    dropped = _NOT_RETURNED | _named_by_connection(headers)
-    if decompressed:
-        dropped |= {b"content-encoding"}
-    returned: Headers = []
-    is_page = True
-    for name, value in headers:
-        if name in dropped or name.startswith(_OUR_PREFIXES) or _UNSENDABLE.search(value):
-            continue
-        if name == b"content-type" and value.lower().startswith(_NO_PAGE):
-            is_page = False
-        returned.append((name, value))
-    if is_page:
+    names = dict(headers)
+    dropped = _not_returned(frozenset(names), decompressed=decompressed)
+    if b"connection" in names:
+        dropped |= _named_by_connection(headers)
+    returned = [pair for pair in headers if pair[0] not in dropped]
+    if _UNSENDABLE.search(b"".join([value for _, value in returned])):
+        returned = [pair for pair in returned if not _UNSENDABLE.search(pair[1])]
+    types = [value for name, value in returned if name == b"content-type"]
+    if not any(value.lower().startswith(_NO_PAGE) for value in types):
         returned.append(_SANDBOX)
     return returned
+
+
+@lru_cache(_KNOWN_NAMES)
+def _not_returned(names: frozenset[bytes], *, decompressed: bool) -> frozenset[bytes]:
+    """Return which of these headers of a provider are not passed to the client; computed once for the same names."""
+    dropped = frozenset([name for name in names if name in _NOT_RETURNED or name.startswith(_OUR_PREFIXES)])
+    return dropped | {b"content-encoding"} if decompressed else dropped
 
 
 def is_success(status: int) -> bool:
@@ -307,8 +327,6 @@ def by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Return the headers that `Connection` names: they are hop-by-hop (RFC 9110, section 7.6.1)."""
-    if b"connection" not in dict(headers):
-        return frozenset()
     named = [value for name, value in headers if name == b"connection"]
     tokens = frozenset(token.strip().lower() for value in named for token in value.split(b","))
     return tokens - {b"keep-alive", b"close"}

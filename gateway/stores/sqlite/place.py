@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ class StoreFiles:
     """The three open files of a store: the database, its log (-wal) and the log's index (-shm)."""
 
     def __init__(self, path: Path) -> None:
-        self._paths = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
+        self._paths = [f"{path}{end}" for end in ("", "-wal", "-shm")]
         self._opened = self._identities()
         self._checked_at = time.monotonic()
 
@@ -53,8 +53,9 @@ class StoreFiles:
         return [_identity(path) for path in self._paths]
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        status = path.stat()
-        return status.st_dev, status.st_ino
-    return None
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116  # a `Path` builds its text for each call
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
