@@ -49,7 +49,7 @@ _MEANT: Final = frozenset(
 _MAX_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("n", "best_of", "n_predict", "min_tokens"), 64),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    # Every new model name is looked up in all tables and pending with what is learned about the model.
+    # Every new model name is looked up in all tables, and is stored with what is learned about the model.
     "model": 1024,
     **dict.fromkeys(("models", "fallbacks"), 64 * 1024),
     **dict.fromkeys(("stream", "stream_options", "background", "deferred"), 64 * 1024),
@@ -228,7 +228,7 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
 
 
 def parse_piece(raw: bytes) -> Any:
-    """Decode a piece of JSON like `gateway.core.counting.request.decoded`, in a third of the time."""
+    """Decode a piece of JSON like `gateway.core.counting.request.decode_piece`, in a third of the time."""
     try:
         return _ANY_DECODER.decode(raw)
     except UNREADABLE:
