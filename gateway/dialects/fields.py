@@ -36,8 +36,9 @@ _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 #: the field that names the session for the gateway, at the top level or in `metadata`
 _SESSION_ID: Final = "session_id"
 _METADATA: Final = "metadata"
-#: Fields that decide the cost of a call. Some servers ignore the case of keys and use the last of two.
-_MEANT: Final = frozenset(
+#: Fields that decide the cost of a call, so that other spellings of their names are refused. Some servers ignore the
+#: case of names, and use the last of two fields.
+_COST_FIELDS: Final = frozenset(
     {
         *("model", "models", "fallbacks", "stream", "stream_options", "background", "deferred"),
         *("messages", "input", "prompt", "n", "best_of"),
@@ -111,7 +112,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         _refuse_duplicates([name.text for name in named])
     for name in _MAX_BYTES.keys() & fields:
         check_length(name, fields[name], _MAX_BYTES[name])
-    refuse_other_spellings(fields, _MEANT)
+    refuse_other_spellings(fields, _COST_FIELDS)
     return fields
 
 
