@@ -290,13 +290,13 @@ def api_page(api: Node) -> str:
     """Return the page of all paths."""
     parts = [
         prose("""
-            The same as an OpenAPI document: `GET /openapi.json`, which needs no key. The gateway's own paths answer in
-            JSON and hold no prompt or answer text, but for `/api/results`. Errors are described [here](errors.md),
-            headers [here](headers.md).
+            `GET /openapi.json` returns the same as an OpenAPI document, and needs no key. The gateway's own paths
+            return JSON. Of texts that the gateway has stored, only `/api/results` returns any. See also
+            [errors](errors.md) and [headers](headers.md).
         """),
         prose("""
-            A client key sees the sessions of its own name. Where `auth.admin_key` is set it is needed for what says
-            *administrator*; where it is not, that is for requests from the gateway's own machine.
+            A client key sees only its own sessions. Operations marked *Administrator* need `auth.admin_key`. If no
+            admin key is set, they are allowed only to requests from the gateway's own machine.
         """),
     ]
     for path, item in api["paths"].items():

@@ -11,14 +11,20 @@ the format of another API (see wires.py). The variables FIT_RECALL, FIT_LOW_WATE
 (JSON) change the policy for one run. With `--leave-one-out`, one of them takes each of some values. For every source,
 the value that is best for the other sources is chosen, and what this source has then is printed: a constant that is
 right for one source alone does worse than it seems.
+
+At the end, it prints what the scorer does not measure, by budget: the share of the lines of condensed tool results that
+are only a gap mark, and the share of results followed by more recalled text than twice their own. JSON has no such
+lines: its marks are values.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,7 +38,7 @@ import msgspec
 from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation.units import Conversation
-from gateway.core.trimming.draft import Draft
+from gateway.core.trimming.draft import RECALL_HEADING, Draft
 from gateway.core.trimming.overflow import ContextOverflow
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
@@ -118,7 +124,47 @@ def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], original: Sequence[An
     return [known[id(raw)] if id(raw) in known else json.loads(raw) for raw in sent]
 
 
+#: a line that is only a gap mark
+GAP_LINE = re.compile(r"\s*\[(\.\.\.|lines \d+ to \d+ omitted|\d+ passing tests( and \d+ other lines?)? omitted)\]\s*")
+
+
+class Readability:
+    """Count gap marks and recalled text in the tool results that are sent; each different form of a result once."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str, str]] = set()
+        #: by budget: condensed results, their lines, lines that are gap marks, results with recall, those with much
+        self._counts: dict[str, list[int]] = {}
+
+    def add(self, request: dict[str, Any], sent: dict[str, Any]) -> None:
+        session = str(request.get("user", ""))
+        counts = self._counts.setdefault(session.rpartition("@")[2], [0] * 5)
+        originals = {m["tool_call_id"]: m["content"] for m in request["messages"] if m["role"] == "tool"}
+        for message in sent["messages"]:
+            text = message.get("content")
+            key = (session, str(message.get("tool_call_id")), str(text))
+            if message["role"] != "tool" or not isinstance(text, str) or key in self._seen:
+                continue
+            self._seen.add(key)
+            own, heading, recalled = text.partition(RECALL_HEADING)
+            own = own.removesuffix("\n\n") if heading else own
+            counts[3] += bool(heading)
+            counts[4] += len(recalled) > 2 * len(own)
+            if own not in (originals[message["tool_call_id"]], "", "[...]"):
+                lines = own.splitlines()
+                counts[0] += 1
+                counts[1] += len(lines)
+                counts[2] += sum(GAP_LINE.fullmatch(line) is not None for line in lines)
+
+    def print(self) -> None:
+        print(f"{'budget':8}{'condensed':>10}{'lines':>8}{'only gap':>10}{'with recall':>13}{'over twice':>12}")
+        for budget, (condensed, lines, gaps, recalls, much) in self._counts.items():
+            shares = f"{100 * gaps / max(1, lines):9.1f}%{recalls:13}{100 * much / max(1, recalls):11.1f}%"
+            print(f"{budget:8}{condensed:10}{lines:8}{shares}")
+
+
 _trimmers: list[Trimmer | Wired] = []
+_readability = Readability()
 
 
 def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
@@ -126,7 +172,12 @@ def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
     if not _trimmers:
         wire: Any = os.environ.get("FIT_WIRE", "chat")
         _trimmers.append(Trimmer() if wire == "chat" else Wired(wire, counter(), policy()))
-    return _trimmers[0](request, budget)
+        if wire == "chat":
+            atexit.register(_readability.print)
+    sent = _trimmers[0](request, budget)
+    if sent is not request and "@" in str(request.get("user")):  # the scorer's sessions are named CONVERSATION@BUDGET
+        _readability.add(request, sent)
+    return sent
 
 
 class Measured(NamedTuple):

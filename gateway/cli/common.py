@@ -194,6 +194,7 @@ def print_table(
     if any(columns):
         out.print(Text(_line(columns, widths, is_right), "bold"), soft_wrap=True)
     out.file.writelines(f"{_line(row, widths, is_right)}\n" for row in shown)
+    out.file.flush()  # a summary on stderr may go to the same file, and follows the rows
 
 
 def fitted(longest: Sequence[int], least: Sequence[int], width: int, first_to_go: Sequence[int] = ()) -> dict[int, int]:

@@ -179,7 +179,7 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
     settings = load_settings(config, store)
     is_configured = any(key.name == name for key in settings.auth.keys)
     path = settings.store.sqlite_path
-    has_store = settings.store.is_redis or (path is not None and path.exists())
+    has_store = not settings.store.is_memory and (path is None or path.exists())
     # A missing store is an error only for a key that the configuration does not have.
     is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
     if is_revoked and as_json:

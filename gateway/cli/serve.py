@@ -239,7 +239,7 @@ def _budget(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
-    if settings.store.is_redis:
-        return settings.store.shown_url
+    if settings.store.is_memory:
+        return "memory (lost when the process ends)"
     path = settings.store.sqlite_path
-    return f"sqlite {path}" if path else "memory (lost when the process ends)"
+    return f"sqlite {path}" if path else settings.store.shown_url

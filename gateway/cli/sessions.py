@@ -276,7 +276,7 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
 
     settings = load_settings(file, url)
     path = settings.store.sqlite_path
-    if path is None and not settings.store.is_redis:
+    if settings.store.is_memory:
         stop(
             "store.url is memory://, so only the running gateway knows its sessions. Use GET /api/sessions",
             Exit.FAILED,

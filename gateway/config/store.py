@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from gateway.config.section import LARGEST, Section, expand_home
 from gateway.core import redis_url
 
+_MEMORY: Final = "memory://"
 _SQLITE: Final = "sqlite://"
 _DEFAULT: Final = "sqlite://~/.local/share/gateway/gateway.db"
 _JOURNALS: Final = "~/.local/share/gateway/journal"
@@ -49,7 +50,7 @@ class StoreSettings(Section):
         if value.startswith(_SQLITE) and "?" in value:
             raise ValueError("sqlite://PATH takes no options; remove the question mark and what follows it")
         path = value.removeprefix(_SQLITE)
-        if value == "memory://" or (path and path != value):
+        if value == _MEMORY or (path and path != value):
             expand_home(path)
             return value
         try:
@@ -77,6 +78,11 @@ class StoreSettings(Section):
         return redis_url.parse(self.url).shown if self.is_redis else self.url
 
     @property
+    def is_memory(self) -> bool:
+        """Return whether it exists only in the running gateway."""
+        return self.url == _MEMORY
+
+    @property
     def is_redis(self) -> bool:
         """Return whether it is a Redis: one server, sentinels or a cluster."""
         return self.url.startswith("redis")
@@ -84,7 +90,7 @@ class StoreSettings(Section):
     @property
     def journal_path(self) -> Path | None:
         """Return the folder of the journals, or None if there is none."""
-        if self.journal == "off" or self.url == "memory://":
+        if self.journal == "off" or self.is_memory:
             return None
         store = self.sqlite_path
         if store is not None and not isinstance(self.journal, Path):
@@ -97,7 +103,7 @@ class StoreSettings(Section):
     @property
     def mock_url(self) -> str:
         """Return the URL of a separate store for `gateway serve --mock`, so that trials change no real session."""
-        if self.url == "memory://":
+        if self.is_memory:
             return self.url
         store = self.sqlite_path or expand_home(_DEFAULT.removeprefix(_SQLITE))
         return f"{_SQLITE}{store.with_name(f'{store.stem}-mock{store.suffix}')}"

@@ -47,9 +47,6 @@ _STARTS_WORK: Final = re.compile(
 )
 #: ends or pauses such work
 _ENDS_WORK: Final = re.compile(r"/(?:archive|cancel|hangup|pause|reject|stop|terminate)$")
-#: Paths below those of a model. A request there that asks for a response is a call, whatever the rest of the path is,
-#: because some servers route by prefix.
-_BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
 #: paths from which the responses to earlier calls are fetched, and the dialects that read these responses
 #: https://developers.openai.com/api/docs/guides/background, https://docs.x.ai/docs/guides/deferred-chat-completions
 _FETCHED: Final[Mapping[str, Sequence[tuple[re.Pattern[str], Dialect]]]] = {
@@ -125,6 +122,9 @@ _KNOWN: Final[Mapping[str, Endpoint]] = {
     "completions": Endpoint(Completions(), "text_completion", metered=True, estimated=True, wire="completions"),
     "embeddings": Endpoint(PassThrough("embeddings", is_read=True), "embeddings", metered=True, estimated=True),
 }
+#: Paths below those of a model. A request there that asks for a response is a call, whatever the rest of the path is,
+#: because some servers route by prefix.
+_BELOW_MODEL: Final = re.compile(rf"(?:{'|'.join(_KNOWN)})/")
 
 
 def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b"") -> Endpoint:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,16 @@ def test_trim_explains_each_message(gateway_command: Commands, body: Path) -> No
     assert [row[0] for row in rows] == [str(index) for index in range(26)]
     assert {row[-1] for row in rows} <= {"pinned", "kept", "condense", "drop", "dedupe", "recall"}
     assert rows[0][-1] == "pinned"
+
+
+def test_the_summary_follows_the_rows_if_both_go_to_one_file(body: Path, tmp_path: Path) -> None:
+    with (tmp_path / "out.txt").open("w") as out:
+        command = [sys.executable, "-m", "gateway", "trim", str(body), "--budget", "2500", "--explain"]
+        subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=True)
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert lines[0].split()[0] == "item"
+    assert "of 2,500" in lines[-1]
+    assert len(lines) == 28
 
 
 def test_trim_explains_each_message_of_what_fits(gateway_command: Commands, body: Path) -> None:

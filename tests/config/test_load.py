@@ -60,13 +60,8 @@ def test_an_empty_file_gives_the_documented_defaults(loaded: Load) -> None:
     assert settings.auth.admin_key is None
 
 
-def test_every_built_in_provider_is_there_and_every_built_in_route_leads_to_one(loaded: Load) -> None:
-    providers = loaded().settings.providers
-    assert list(providers) == [
-        *("openai", "anthropic", "gemini", "openrouter", "groq", "mistral", "deepseek", "xai"),
-        *("together", "fireworks", "cerebras", "ollama", "vllm", "llamacpp", "lmstudio"),
-    ]
-    assert {provider for _, provider in BUILT_IN_ROUTES} <= set(providers)
+def test_every_built_in_route_leads_to_a_built_in_provider(loaded: Load) -> None:
+    assert {provider for _, provider in BUILT_IN_ROUTES} <= set(loaded().settings.providers)
 
 
 def test_refusals_that_are_not_billed_are_documented_for_the_api_of_anthropic_alone(loaded: Load) -> None:

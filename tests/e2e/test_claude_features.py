@@ -205,7 +205,7 @@ def test_a_conversation_that_continues_while_it_is_summarized_keeps_its_thinking
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"context.budget": 8_000})
     agent = Agent(gateway.base_url, claude, Feature([ON_DEMAND]), {"x-session-id": "one"})
-    agent.play(13)
+    agent.play(12)
     before = thinking_in(claude.calls[-1].body)
     assert before
     agent.ask_for_summary(agent.messages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import count
@@ -76,17 +76,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     return lambda: tmp_path_factory.mktemp("store")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+#: The stores that use the clocks of this machine. Each is opened empty: its folder is new.
+EMBEDDED: Mapping[str, Callable[[Path, Clock, Time], Store]] = {
+    "memory": lambda _folder, clock, moments: MemoryStore(clock, moments),
+    "sqlite": lambda folder, clock, moments: SqliteStore(
+        folder / "gateway.db", timeout_s=PATIENT_S, now=clock, moment=moments
+    ),
+}
+
+
+def opener_of(kind: str, folder: Callable[[], Path]) -> OpenStore:
+    """Return a function that opens this kind of embedded store in a new folder."""
+
+    async def opened(clock: Clock, moments: Time) -> Store:
+        return EMBEDDED[kind](folder(), clock, moments)
+
+    return opened
+
+
+@pytest.fixture(params=EMBEDDED)
 def open_embedded(request: pytest.FixtureRequest, folder: Callable[[], Path]) -> OpenStore:
     """`await open_embedded(clock, moments)`: each store that goes by the clocks of this machine, empty."""
-
-    async def in_memory(clock: Clock, moments: Time) -> Store:
-        return MemoryStore(clock, moments)
-
-    async def in_file(clock: Clock, moments: Time) -> Store:
-        return SqliteStore(folder() / "gateway.db", timeout_s=PATIENT_S, now=clock, moment=moments)
-
-    return in_memory if request.param == "memory" else in_file
+    return opener_of(request.param, folder)
 
 
 @pytest.fixture(scope="session")
@@ -131,20 +142,13 @@ def open_cluster(redis_cluster: RedisCluster) -> OpenStore:
     return opened
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
+@pytest.fixture(params=[*EMBEDDED, "redis", "cluster"])
 def open_store(request: pytest.FixtureRequest, folder: Callable[[], Path]) -> OpenStore:
     """`await open_store(clock, moments)`: each kind of store, empty."""
-
-    async def in_memory(clock: Clock, moments: Time) -> Store:
-        return MemoryStore(clock, moments)
-
-    async def in_file(clock: Clock, moments: Time) -> Store:
-        return SqliteStore(folder() / "gateway.db", timeout_s=PATIENT_S, now=clock, moment=moments)
-
-    if request.param in ("redis", "cluster"):
-        shared: OpenStore = request.getfixturevalue(f"open_{request.param}")
-        return shared
-    return in_memory if request.param == "memory" else in_file
+    if request.param in EMBEDDED:
+        return opener_of(request.param, folder)
+    shared: OpenStore = request.getfixturevalue(f"open_{request.param}")
+    return shared
 
 
 @pytest.fixture

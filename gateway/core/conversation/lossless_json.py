@@ -83,11 +83,12 @@ def parse_whole(text: str) -> dict[str, Any] | list[Any] | None:
 
 def _is_parsable(text: str) -> bool:
     return (
-        text.lstrip()[:1] in ("{", "[") and sum(map(text.count, _BEFORE_VALUES)) <= _MAX_VALUES and not _has_marks(text)
+        text.lstrip()[:1] in ("{", "[") and sum(map(text.count, _BEFORE_VALUES)) <= _MAX_VALUES and not has_marks(text)
     )
 
 
-def _has_marks(text: str) -> bool:
+def has_marks(text: str) -> bool:
+    """Return whether a text has the marker characters of bare values, so that it cannot be parsed reliably."""
     return _START_MARK in text or _END_MARK in text or ("\\u" in text and _ESCAPED_MARK.search(text) is not None)
 
 

@@ -38,9 +38,6 @@ _MAX_SUBTRACTED: Final = 0.6
 #: wrong.
 _MIN_MARGIN: Final = 0.02
 _MIN_MARGIN_TOKENS: Final = 8
-#: Tokens that the minimum margin has in addition before the first report of a key: a few requests were up to so many
-#: tokens over their budget then.
-_FIRST_MARGIN_TOKENS: Final = 24
 #: After this many estimates that followed the last turn of their session, their errors are a better guide than any
 #: rule. Then the smaller share `_MIN_LEARNED_MARGIN` is the minimum margin.
 _MANY_SURPRISES: Final = 8
@@ -302,8 +299,8 @@ def _clamped(offset: int, tokens: int) -> int:
 def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, least: float = _MIN_MARGIN) -> int:
     """Return the tokens to keep free above an estimate.
 
-    The margin is the largest of: a minimum share, with a few tokens more before the first report; the largest error
-    that was observed; and a doubt that shrinks with each report.
+    The margin is the largest of: a minimum share, the largest error that was observed, and a doubt that shrinks with
+    each report.
 
     Args:
         estimate: the estimate, which names its spread and its doubt.
@@ -313,8 +310,9 @@ def _margin(estimate: Estimate, tokens: int, seen: float = 0, reports: int = 0, 
         least: the minimum margin as a share of `tokens`.
     """
     doubt = (estimate.spread * tokens + estimate.doubt) / (1 + reports)
-    least_tokens = max(_MIN_MARGIN_TOKENS, least * tokens) + (0 if reports else _FIRST_MARGIN_TOKENS)
-    return math.ceil(max(least_tokens, min(seen, max(_MAX_ERROR_SHARE * tokens, _MAX_ERROR_TOKENS)), doubt))
+    return math.ceil(
+        max(_MIN_MARGIN_TOKENS, least * tokens, min(seen, max(_MAX_ERROR_SHARE * tokens, _MAX_ERROR_TOKENS)), doubt)
+    )
 
 
 def residuals_from(value: Any) -> tuple[Residual, ...]:

@@ -17,8 +17,9 @@ from gateway.core.conversation.message import Message
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.modes.handle import ERROR_LINE
 from gateway.core.modes.table import table_rows
-from gateway.core.trimming.blocks import GAP, Block, SlicedMessage, Slot, render, slice_message
+from gateway.core.trimming.blocks import Block, SlicedMessage, Slot, slice_message
 from gateway.core.trimming.terms import IDENTIFIER, NAME, WORD, Lexicon
+from gateway.core.trimming.text_blocks import GAP, join_pieces
 
 #: Tokens of an extract: this share of the text's tokens, at least `_MIN_TOKENS` and at most `_MAX_TOKENS`.
 _SHARE: Final = 0.15
@@ -70,12 +71,15 @@ def extract(text: str, limit: int) -> str:
     rows = table_rows(text)
     if rows is not None and len(rows[0]) > _MAX_HEADER_CHARS:
         rows = None
-    message: Message = {"role": "tool", "content": text if rows is not None else head_and_tail(text, _MAX_READ_CHARS)}
+    # The extract is short, so it is chosen among single lines: those of a user's text. Results have longer regions.
+    message: Message = {"role": "user", "content": text if rows is not None else head_and_tail(text, _MAX_READ_CHARS)}
     sliced = slice_message(message) if rows is None else _sliced_rows(rows)
     if not sliced.blocks:  # JSON of nothing but empty keys
         return GAP
-    sliced = replace(sliced, blocks=tuple(replace(block, text=_clip(block.text)) for block in sliced.blocks))
-    return str(render(message, sliced, _choose_blocks(sliced.blocks, limit))["content"]).rstrip("\n")
+    blocks = [replace(block, text=_clip(block.text)) for block in sliced.blocks]
+    chosen = frozenset(_choose_blocks(blocks, limit))
+    pieces = ((block.text, number in chosen) for number, block in enumerate(blocks))
+    return join_pieces(pieces, is_original=False).rstrip("\n")
 
 
 def head_and_tail(text: str, most: int) -> str:

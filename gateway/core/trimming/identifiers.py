@@ -1,7 +1,7 @@
 """Find short numbers and codes that a question may name: `#42`, `line 88`, `NY`.
 
 Such codes occur everywhere and say little, so they are not terms (see `terms`). If the user's newest message names one,
-it counts as a term of the blocks that are labelled with it: as a whole table cell, an id, or a label.
+it counts as a term of the blocks that are labelled with it: as a table cell, a field of a row, an id, or a label.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_QUESTION_CHARS: Final = 2_000
 _MAX_CODES: Final = 4
 #: Looks like a code, but is only an interjection.
 _INTERJECTION: Final = "OK"
-#: Matches a code as a whole cell, as a label, mostly with its kind, or as the value of a field that names things.
+#: Matches a code as a whole cell, a field of a row, a label, mostly with its kind, or the value of a field with a name.
 _LABELLED: Final = (
     r"(?m)(?:^|(?<=\| )){0}(?= \||$)"
+    r"|(?<=\w: ){0}(?=, \w|\})"
     r"|^(?:\w+ )?#?{0}(?=[:.)\]\t])(?!\.[0-9])"
     r"|(?:(?<![^\W_])(?i:id|index|line|no|nr|number|page)|[a-z]Id)\"?: ?\"?{0}(?![\w.])"
 )

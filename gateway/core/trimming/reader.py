@@ -31,10 +31,11 @@ from gateway.core.conversation.message import (
 from gateway.core.conversation.units import Conversation, ConversationOutline, Item
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.run_cache import RunCache
-from gateway.core.trimming.blocks import GAP, SlicedMessage, render, slice_message, without_blocks
+from gateway.core.trimming.blocks import SlicedMessage, render, slice_message, without_blocks
 from gateway.core.trimming.deadline import Deadline
 from gateway.core.trimming.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.trimming.terms import Lexicon, highest
+from gateway.core.trimming.text_blocks import GAP
 from gateway.core.values import dataclass
 
 T = TypeVar("T")

@@ -250,6 +250,7 @@ def _block_factors(
     - how well it answers the last words: BM25, relative to the best block
     - the client's priority for its message
     - whether it has a value under the name of a tool's parameter
+    - its kind, such as the report of an error
     """
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
@@ -274,6 +275,8 @@ def _block_factors(
         ]
         for number in parameters.blocks_named(known.labels):
             factors[start + number] *= relevance_factors.parameter
+        for number, factor in known.sliced.factors.items():
+            factors[start + number] *= factor
     return factors
 
 

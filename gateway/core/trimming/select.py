@@ -229,5 +229,5 @@ def _decision(candidate: UnitCandidate, index: int, *, is_sealed: bool) -> Decis
     if is_sealed:
         return KEEP
     known = candidate.known[index]
-    picked = known.sliced.with_needed(candidate.picked[index])
+    picked = known.sliced.without_small_gaps(candidate.picked[index])
     return KEEP if len(picked) == len(known.sliced.blocks) and known.sliced.is_verbatim else picked

@@ -26,7 +26,7 @@ from gateway.core.trimming.draft import (
 from gateway.core.values import dataclass
 
 #: Version of the block splitting and of this format; decisions of other versions are ignored.
-VERSION: Final = 4
+VERSION: Final = 5
 
 #: Limit for the numbers in a decision: all messages of one request cannot have more blocks.
 _MAX_NUMBERS: Final = 1_000_000

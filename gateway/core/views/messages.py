@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from gateway.core.conversation.message import IGNORED, Hashed, decode, encode
-from gateway.core.trimming.blocks import GAP
+from gateway.core.trimming.text_blocks import GAP
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.read_messages import (
     SPOKEN,

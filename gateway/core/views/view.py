@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway.core.conversation.message import Hashed, decode, encode, key_of, with_changes
-from gateway.core.trimming.blocks import GAP
 from gateway.core.trimming.report import UNCHANGED, MessageOutcome, MessageOutcomes
+from gateway.core.trimming.text_blocks import GAP
 
 T = TypeVar("T")
 

@@ -41,13 +41,6 @@ def test_margin_is_the_spread_of_the_family_before_learning() -> None:
     assert found.safe_tokens == 1100
 
 
-@pytest.mark.parametrize(("tokens", "first", "later"), [(100, 32, 8), (1000, 44, 20)])
-def test_the_minimum_margin_is_larger_before_the_first_report(tokens: int, first: int, later: int) -> None:
-    exact = estimate(tokens, spread=0)
-    assert correct_estimate(exact, KEY).margin == first
-    assert correct_estimate(exact, KEY, seen(0, 0, of=tokens)).margin == later
-
-
 def test_median_of_the_last_residuals_is_added() -> None:
     found = correct_estimate(estimate(), KEY, seen(300, 310, 4000, 290, 300))
     assert (found.tokens, found.offset, found.source) == (1300, 300, "learned")

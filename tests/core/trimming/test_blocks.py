@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import MAX_VALUES
 from gateway.core.modes.handle import handle_line
-from gateway.core.trimming.blocks import GAP, MAX_BLOCK_CHARS, render, slice_message, split_text
+from gateway.core.trimming.blocks import render, slice_message
+from gateway.core.trimming.text_blocks import GAP, MAX_BLOCK_CHARS, split_text
 
 
 def tool(content: Any) -> dict[str, Any]:
@@ -51,35 +52,50 @@ def test_a_very_long_line_is_cut_like_its_parts(sentence: str) -> None:
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(5))
 
 
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, "x_unknown": 1}
+
+
 def test_kept_lines_are_unchanged_and_gaps_are_marked_once() -> None:
     lines = LINES.splitlines(keepends=True)
-    assert content_with(tool(LINES), 1, 2, 4) == f"{GAP}\n{lines[1]}{lines[2]}{GAP}\n{lines[4]}"
-    assert content_with(tool(LINES), 0) == f"{lines[0]}{GAP}"
-    assert content_with(tool(LINES)) == GAP
-    assert content_with(tool(LINES), *range(5)) == LINES
+    assert content_with(user(LINES), 1, 2, 4) == f"{GAP}\n{lines[1]}{lines[2]}{GAP}\n{lines[4]}"
+    assert content_with(user(LINES), 0) == f"{lines[0]}{GAP}"
+    assert content_with(user(LINES)) == GAP
+    assert content_with(user(LINES), *range(5)) == LINES
 
 
 def test_a_gap_next_to_a_gap_mark_of_the_text_is_marked_once() -> None:
     # An extract has gap marks of its own, each joined with the next line.
     shown = "".join(f"line {n} {'x' * 40}\n{GAP}\n" for n in range(4)) + f"line 4 {'x' * 40}"
     lines = [f"line {n} {'x' * 40}\n" for n in range(5)]
-    assert content_with(tool(shown), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
-    assert content_with(tool(shown), 1) == f"{GAP}\n{lines[1]}{GAP}"
-    assert content_with(tool(f"{LINES}{GAP}\n"), 0, 5) == f"{LINES.splitlines()[0]}\n{GAP}\n"
+    assert content_with(user(shown), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
+    assert content_with(user(shown), 1) == f"{GAP}\n{lines[1]}{GAP}"
+    assert content_with(user(f"{LINES}{GAP}\n"), 0, 5) == f"{LINES.splitlines()[0]}\n{GAP}\n"
+
+
+LONG_LINES = "".join(f"line {n} {'x' * 200}\n" for n in range(5))
 
 
 def test_a_shortened_result_keeps_the_line_with_its_handle() -> None:
     way = handle_line("summary of", 9000, "tr_1")
-    assert content_with(tool(f"{LINES}{way}"), 2) == f"{GAP}\n{LINES.splitlines()[2]}\n{GAP}\n{way}"
-    assert content_with(tool(f"{LINES}{way}")) == GAP
+    assert content_with(tool(f"{LONG_LINES}{way}"), 2) == f"{GAP}\n{LONG_LINES.splitlines()[2]}\n{GAP}\n{way}"
+    assert content_with(tool(f"{LONG_LINES}{way}")) == GAP
     long = handle_line("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
     assert content_with(tool(long), 0) == long
-    assert content_with(tool(f"{way}\n{LINES}"), 2) == f"{GAP}\n{LINES.splitlines()[1]}\n{GAP}"
+    assert content_with(tool(f"{way}\n{LONG_LINES}"), 2) == f"{GAP}\n{LONG_LINES.splitlines()[2]}\n{GAP}"
+
+
+def test_a_small_gap_in_a_result_is_closed() -> None:
+    lines = LONG_LINES.splitlines(keepends=True)
+    short = "".join([lines[0], f"short {'y' * 90}\n\n", lines[1]])
+    assert content_with(tool(short), 0, 2) == short
+    assert content_with(user(short), 0, 2) == f"{lines[0]}{GAP}\n\n{lines[1]}"
+    assert content_with(tool(LONG_LINES), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
 
 
 def test_a_gap_inside_a_line_stands_between_spaces() -> None:
     sentence = "This is a sentence of about fifty characters, yes. "
-    assert content_with(tool(sentence * 12), 0, 2) == f"{sentence * 4}{GAP} {sentence * 4}"
+    assert content_with(user(sentence * 12), 0, 2) == f"{sentence * 4}{GAP} {sentence * 4}"
 
 
 def said(content: Any) -> dict[str, Any]:
@@ -87,7 +103,6 @@ def said(content: Any) -> dict[str, Any]:
 
 
 THOUGHT = f"<think>\n{LINES}Hm. {'x' * 300}\n</think>\n\n"
-TABLE = json.dumps([{"id": n, "name": "x" * 60} for n in range(4)])
 
 
 def test_thinking_at_the_start_is_kept_or_dropped_whole() -> None:
@@ -97,16 +112,12 @@ def test_thinking_at_the_start_is_kept_or_dropped_whole() -> None:
     assert content_with(answer, 0) == f"{THOUGHT}{GAP}"
     assert content_with(answer, *range(6)) == THOUGHT + LINES
     parts = said([{"type": "text", "text": f" {THOUGHT}"}, {"type": "text", "text": LINES}])
-    assert texts_of(parts) == [f" {THOUGHT}", *texts_of(tool(LINES))]
-
-
-def test_a_table_after_thinking_keeps_its_head() -> None:
-    assert content_with(said(THOUGHT + TABLE), 2) == f"{GAP}\nrows | id | name\n0 | {'x' * 60}\n{GAP}"
+    assert texts_of(parts) == [f" {THOUGHT}", *texts_of(user(LINES))]
 
 
 @pytest.mark.parametrize("text", [f"<think>{LINES}", f"So </think>{LINES}", f"Write <think> and </think>.\n{LINES}"])
 def test_text_without_leading_thinking_is_split_like_other_text(text: str) -> None:
-    assert texts_of(said(text)) == texts_of(tool(text))
+    assert texts_of(said(text)) == texts_of(user(text))
     assert len(texts_of(tool(THOUGHT))) > 2, "it is no thinking of the assistant's"
 
 
@@ -130,91 +141,8 @@ def test_render_keeps_every_other_field() -> None:
 ROWS = [{"id": n, "city": f"city{n}", "more": {"price": n * 100, "text": "a|b"}} for n in range(4)]
 
 
-def test_similar_json_objects_become_a_table_and_each_row_needs_the_head() -> None:
-    message = tool(json.dumps({"total": 4, "rows": ROWS, "pad": "x" * 100}))
-    assert texts_of(message)[:3] == ["total: 4\n", "rows | id | city | more\n", "0 | city0 | {price: 0, text: a|b}\n"]
-    shown = content_with(message, 4)
-    assert shown == f"{GAP}\nrows | id | city | more\n{GAP}\n2 | city2 | {{price: 200, text: a|b}}\n{GAP}"
-
-
-def test_rows_of_a_table_may_have_names_or_stand_in_several_lists() -> None:
-    flights = [{"flight": f"HAT{number}", "seats": {"business": number, "economy": 9}} for number in range(4)]
-    named = {flight["flight"]: {**flight, "note": "x" * 40} for flight in flights}
-    assert texts_of(tool(json.dumps({"found": named})))[:2] == [
-        "found | flight | seats | note\n",
-        f"HAT0 | HAT0 | {{business: 0, economy: 9}} | {'x' * 40}\n",
-    ]
-    odd = texts_of(
-        tool(json.dumps({"a\nb": {"x\ny": 1, "z": "w" * 160}, "": {"x\ny": 2, "z": ""}, "c": {"x\ny": 3, "z": ""}}))
-    )
-    assert odd == ["rows | x y | z\n", f"a b | 1 | {'w' * 160}\n", " | 2 | \n", "c | 3 | \n"]
-    pairs = texts_of(tool(json.dumps([flights[:2], flights[2:]])))
-    assert pairs[0] == "rows | flight | seats\n"
-    assert pairs[-1] == "[1][1] | HAT3 | {business: 3, economy: 9}\n"
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two objects are no table
-        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}, "c": {"x": "3" * 60}},
-        [[{"x": "1" * 60, "y": 2}, {"x": "2" * 60, "y": 2}], {"x": "3" * 60, "y": 4}],
-        [[], [], []],
-    ],
-)
-def test_json_that_is_no_table_is_written_with_paths(value: Any) -> None:
-    assert not any(" | " in text for text in texts_of(tool(json.dumps({"found": value, "pad": "x" * 160}))))
-
-
-def test_json_becomes_lines_with_their_paths() -> None:
-    value = {
-        "user": {"name": "Mia", "address": {"street": "s" * 80, "city": "c" * 90}},
-        "tags": ["a", "b"],
-        "mixed": [{"a": "x" * 200}, 1],
-        "numbers": list(range(100)),
-        "note": "First.\nSecond line of the note, which is long enough to stand alone.\nThird.",
-    }
-    lines = texts_of(tool(json.dumps(value)))
-    assert lines[:4] == [
-        "user.name: Mia\n",
-        f"user.address.street: {'s' * 80}\n",
-        f"user.address.city: {'c' * 90}\n",
-        "tags: [a, b]\n",
-    ]
-    assert lines[4:6] == [f"mixed[0].a: {'x' * 200}\n", "mixed[1]: 1\n"]
-    assert lines[6].startswith("numbers: 0, 1, 2,")
-    assert lines[-1] == "Third.\n"
-
-
 #: numbers that Python would write differently, or cannot hold
 NUMBERS = ("9007199254740993.07", "123456789012345678.9", "1.10", "-0", "1E+05", "0.1e-7", "9" * 5000)
-
-
-@pytest.mark.parametrize("number", [*NUMBERS[:-1], "NaN", "-Infinity"])
-def test_numbers_keep_their_spelling(number: str) -> None:
-    cells = ", ".join(f'{{"id": {number}, "of": [{number}, {{}}]}}' for _ in range(12))
-    values = ", ".join([number] * 60)
-    text = f'{{"one": {number}, "short": {{"a": {number}}}, "values": [{values}], "rows": [{cells}]}}'
-    shown = "".join(texts_of(tool(text)))
-    assert shown.startswith(f"one: {number}\nshort: {{a: {number}}}\nvalues: {number}, {number}, ")
-    assert shown.endswith("rows | id | of\n" + f"{number} | [{number}, {{}}]\n" * 12)
-
-
-def test_texts_without_their_quotes_are_not_escaped() -> None:
-    said = {"path": r"C:\data\new", "said": 'She said "no".', "code": "a\nb", "on": True, "of": None}
-    shown = r'{path: C:\data\new, said: She said "no"., code: a' + "{}b, on: true, of: null}}\n"
-    lines = texts_of(tool(json.dumps({"it": said, "pad": "x" * 100})))
-    assert lines[0] == "it: " + shown.replace("{}b", "\nb").replace("}}", "}")
-    rows = texts_of(tool(json.dumps([{"id": n, "it": said} for n in range(3)])))
-    assert rows[1] == "0 | " + shown.replace("{}b", " b").replace("}}", "}")
-
-
-def test_a_list_of_booleans_is_written_as_in_json() -> None:
-    assert "".join(texts_of(tool(json.dumps({"a": [True, False] * 20})))).startswith("a: true, false, true, ")
-
-
-def test_a_list_may_end_with_a_full_line() -> None:
-    assert texts_of(tool(json.dumps({"a": ["x" * 159, "y" * 159]}))) == [f"a: {'x' * 159},\n", f"{'y' * 159},\n"]
 
 
 @pytest.mark.parametrize(

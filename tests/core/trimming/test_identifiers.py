@@ -35,6 +35,8 @@ def test_find_codes_in_a_question(question: str, codes: list[str]) -> None:
         ("42 | broken | open\n", True),
         ("broken | 42 | open\n", True),
         ("broken | open | 42\n", True),
+        ("{number: 42, title: broken}\n", True),
+        ("{title: broken, number: 42}\n", True),
         ("41: a = b\n42: c = d\n", True),
         ("Page 42: birch\n", True),
         ("birch | 42 | 42\n", True),

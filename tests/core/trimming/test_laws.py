@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from gateway.core.conversation.message import decode, encode, keys_of
 from gateway.core.conversation.units import Conversation
-from gateway.core.trimming.blocks import GAP
 from gateway.core.trimming.overflow import ContextOverflow
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.reader import Reader, counter_of
 from gateway.core.trimming.report import TrimmedConversation
 from gateway.core.trimming.strategies import Condense, Dedupe, Drop, Shorten, Summarize
 from gateway.core.trimming.summary import Passage, SummaryNeeded
+from gateway.core.trimming.text_blocks import GAP
 from gateway.core.trimming.trim_conversation import trim_conversation
 from gateway.core.trimming.trim_decision import TrimDecision
 from gateway.core.trimming.validate import problems

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from math import inf
 from typing import Any
 
@@ -13,8 +12,8 @@ from gateway.core.trimming.relevance import RelevanceFactors, Scores
 LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yesterday.\n" for n in range(1, 6)]
 
 
-def draft_of(*contents: Any) -> Draft:
-    messages = [{"role": "assistant", "content": content} for content in contents]
+def draft_of(*contents: Any, role: str = "assistant") -> Draft:
+    messages = [{"role": role, "content": content} for content in contents]
     on = {"role": "user", "content": "on"}
     return Draft.untouched(Conversation.of_messages([*messages, on]), Reader(counter_of(len)))
 
@@ -90,9 +89,13 @@ def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     assert all(offer.cost >= least for (*_, least), offer in zip(entries, offers, strict=True))
 
 
+def table_of(rows: int) -> str:
+    """Return a table whose rows are a block each."""
+    return "ORDER CITY NOTE\n" + "".join(f"W{n}00{n} city{n} {'x' * 150}\n" for n in range(rows))
+
+
 def test_the_first_table_row_costs_its_head_too() -> None:
-    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
-    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    draft = draft_of(table_of(9), role="function")
     known, stock = draft.known(0), stock_of(draft)
     row = len(known.tokens) - 1
     head = known.sliced.blocks[row].needs
@@ -103,8 +106,7 @@ def test_the_first_table_row_costs_its_head_too() -> None:
 
 
 def test_a_rows_value_does_not_rise_once_its_head_is_taken() -> None:
-    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
-    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    draft = draft_of(table_of(9), role="function")
     opening, stock = opening_of(draft, 0), stock_of(draft)
     stale = {place: -rank for rank, place, _ in opening.entries(stock, ())}
     head = draft.known(0).sliced.blocks[-1].needs
@@ -114,21 +116,19 @@ def test_a_rows_value_does_not_rise_once_its_head_is_taken() -> None:
 
 
 def test_rows_taken_together_pay_for_their_head_once() -> None:
-    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
-    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    draft = draft_of(table_of(9), role="function")
     known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
     head = known.sliced.blocks[-1].needs
     stock.scores.keep(known.terms[head])  # already kept in another block, so the head has no value of its own
     offer = opening.offer_opening(stock, inf)
     assert head not in offer.places
-    assert len(offer.places) >= 9
+    assert len(offer.places) >= 8
     texts = sum(known.tokens[place] + GAP_TOKENS for place in offer.places)
     assert abs(offer.cost - opening.frame - texts - known.tokens[head]) < 1e-6
 
 
 def test_only_the_first_row_pays_for_the_head() -> None:
-    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
-    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    draft = draft_of(table_of(9), role="function")
     known, stock = draft.known(0), stock_of(draft)
     row = len(known.tokens) - 1
     assert stock.take((row,)) == [(0, row)]
@@ -147,7 +147,7 @@ class Counted(list[float]):
 
 
 def test_row_costs_are_updated_only_once() -> None:
-    draft = draft_of(json.dumps([{"order": f"W{n}", "customer": n, "city": "Boston"} for n in range(40)]))
+    draft = draft_of(table_of(41), role="function")
     stock = stock_of(draft)
     rows = [place for place, needed in enumerate(stock.needs) if needed >= 0]
     stock.costs = counted = Counted(stock.costs)

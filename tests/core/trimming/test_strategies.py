@@ -48,7 +48,7 @@ def test_shorten_keeps_head_and_tail_and_stops_when_it_fits() -> None:
     shown = str(json.loads(done.sent().messages[0])["content"])
     assert shown.startswith("line number 0 ")
     assert shown.endswith(LINES[-40:])
-    assert "[...]" in shown
+    assert " omitted]" in shown
     assert 200 < len(shown) < 400
 
 
