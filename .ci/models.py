@@ -4,7 +4,7 @@
     python .ci/models.py haiku gpt  only those whose names contain one of these
 
 A family is chosen by the patterns in config/families.yaml. Limits and prices come from config/models.yaml and from the
-table in the installed litellm package. docs/guides/models.md says what to check when a new model appears.
+table in config/prices.json.gz. docs/guides/models.md says what to check when a new model appears.
 """
 
 # ruff: noqa: INP001, T201  # a script

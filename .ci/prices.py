@@ -15,7 +15,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.config.price_table import TABLE_FILE, PriceTable, packed_table
+from gateway.config.price_table import TABLE_FILE, PriceTable, compressed_table
 from gateway.counters.tiktoken import TABLES
 
 _CONFIG = Path(__file__).resolve().parent.parent / "config"
@@ -30,7 +30,7 @@ def main() -> int:
         return 1
     package = Path(spec.origin).parent
     source, today = f"litellm {importlib.metadata.version('litellm')}", datetime.now(UTC).date().isoformat()
-    prices = packed_table((package / _PRICES).read_bytes(), source, today)
+    prices = compressed_table((package / _PRICES).read_bytes(), source, today)
     (_CONFIG / TABLE_FILE).write_bytes(prices)
     print(f"{TABLE_FILE}: {len(PriceTable(prices)):,} entries of {source}, {len(prices) / 1e3:.0f} kB")
     folder = _CONFIG / "ranks"

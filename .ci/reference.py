@@ -242,9 +242,9 @@ def errors_page() -> str:
         "`budget.exhausted_status` changes the status of `budget_exhausted`. `rate_limit_exceeded` has the rest of the "
         "minute as `Retry-After`. A request whose head cannot be read gets `invalid_request` (400), `header_timeout` "
         "(400) or `headers_too_large` (431).",
-        "Paths of OpenAI's APIs and of the gateway itself return",
+        "Paths of OpenAI's APIs and of the gateway itself return:",
         fenced(example, lambda: openai_errors.body(example)),
-        "and paths of Anthropic's with",
+        "Paths of Anthropic's API return:",
         fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e")),
         "After a stream has begun, an error is its last event, in the format of the stream. "
         "[Cap spending](../guides/cap-spending.md) says more about errors that have `error.budget`.",
@@ -263,7 +263,7 @@ def untranslatable() -> str:
     replies = (refusal.as_reply(anthropic=anthropic) for anthropic in (False, True))
     kinds = [json.loads(reply.body)["error"]["type"] for reply in replies]
     told = (
-        "The call cannot be said in the provider's format: a field that it does not know, an image that cannot be "
+        "The call cannot be expressed in the provider's format: a field that it does not know, an image that cannot be "
         "fetched, or a provider that litellm does not know."
     )
     return table(
@@ -290,13 +290,13 @@ def api_page(api: Node) -> str:
     """Return the page of all paths."""
     parts = [
         prose("""
-            The same as an OpenAPI document: `GET /openapi.json`, which needs no key. The gateway's own paths answer in
-            JSON and hold no prompt or answer text, but for `/api/results`. Errors are described [here](errors.md),
-            headers [here](headers.md).
+            `GET /openapi.json` returns the same as an OpenAPI document, and needs no key. The gateway's own paths
+            return JSON. Of texts that the gateway has stored, only `/api/results` returns any. See also
+            [errors](errors.md) and [headers](headers.md).
         """),
         prose("""
-            A client key sees the sessions of its own name. Where `auth.admin_key` is set it is needed for what says
-            *administrator*; where it is not, that is for requests from the gateway's own machine.
+            A client key sees only its own sessions. Operations marked *Administrator* need `auth.admin_key`. If no
+            admin key is set, they are allowed only to requests from the gateway's own machine.
         """),
     ]
     for path, item in api["paths"].items():

@@ -100,7 +100,7 @@ TESTED_ELSEWHERE = {
     "stores.redis.lists": "stores/test_contract.py",
     "stores.redis.keys": "stores/test_contract.py",
     "stores.redis.scripts": "stores/test_redis.py",
-    "stores.redis.folding": "stores/test_redis.py",
+    "stores.redis.write_combiner": "stores/test_redis.py",
     "stores.redis.cluster": "stores/test_redis_cluster.py",
     "stores.redis.link": "stores/test_redis.py",
     "stores.redis.wire": "stores/test_redis.py",

@@ -323,6 +323,6 @@ def _translated(name: str, row: config.Provider, families: TokenizerFamilies) ->
 
 
 def logs_json(settings: config.Settings) -> bool:
-    """Whether the log is JSON lines: as configured, or where stderr is no terminal."""
+    """Return whether the log is written as JSON lines: as configured, or if stderr is no terminal."""
     form = settings.telemetry.log.format
     return form == "json" or (form == "auto" and not sys.stderr.isatty())

@@ -163,7 +163,9 @@ class Worker:
         #: for work that no call waits for
         self._store = store
         journal = settings.store.journal_path
-        settler = Settler(store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open")
+        settler = Settler(
+            store, Journal(journal) if journal else None, accepts_without_store=settings.store.on_failure == "open"
+        )
         #: for calls: none waits for it while it is unavailable
         fallback = FallbackStore(store, settler.availability)
         leases = Leases(

@@ -305,8 +305,8 @@ class Accounts:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def note_one_piece(self, state: CallState, record: CallRecord) -> None:
-        """Note a stream that brought far more than was reserved, because it could not have been ended in time."""
+    def note_stream_in_one_piece(self, state: CallState, record: CallRecord) -> None:
+        """Note the route if its stream came in one piece, far longer than the hold, so that it could not be ended."""
         taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.final_response_tokens is not None or taken.hold is None:
             return

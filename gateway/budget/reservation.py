@@ -124,10 +124,10 @@ class Budgets:
         except StoreDamaged:
             raise
         except StoreUnavailable:
-            self._store.availability.check_open()
+            self._store.availability.check_accepts_without_store()
         if session is not None:
             charged = replace(charged, parents=self.parents_as_seen(session, named))
-        return _NOTHING_KNOWN, charged, self.stale_book(charged)
+        return _NOTHING_KNOWN, charged, self.stale_accounts(charged)
 
     async def read(
         self, session: SessionKey | None, charged: ChargedAccounts, named: str | None, *, with_totals: bool
@@ -145,7 +145,7 @@ class Budgets:
             StoreUnavailable: the accounts cannot be read.
         """
         if session is None:
-            return _NOTHING_KNOWN, charged, await self.book(charged)
+            return _NOTHING_KNOWN, charged, await self.read_accounts(charged)
         if named is not None or (self._above and session in self._above):
             begun = await self._below(session, charged, named, with_totals=with_totals)
             if begun is not None:
@@ -159,7 +159,7 @@ class Budgets:
             balances = _lowered(claims, found.balances) if is_declared else found.balances
             return found, charged, CallAccounts.of(claims, balances)
         charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
-        return found, charged, await self.book(charged)
+        return found, charged, await self.read_accounts(charged)
 
     async def _below(
         self, session: SessionKey, charged: ChargedAccounts, named: str | None, *, with_totals: bool
@@ -181,7 +181,7 @@ class Budgets:
         parents = await self._above_now(session, found.remembered.state.parent, named, read)
         charged = replace(charged, parents=parents)
         if parents != likely:
-            return found, charged, await self.book(charged)
+            return found, charged, await self.read_accounts(charged)
         return found, charged, CallAccounts.of(claims, _lowered(claims, found.balances))
 
     async def _above_now(
@@ -208,7 +208,7 @@ class Budgets:
         above.pop(session, None)
         return tuple(above)[:_MOST_PARENTS]
 
-    async def book(self, charged: ChargedAccounts) -> CallAccounts:
+    async def read_accounts(self, charged: ChargedAccounts) -> CallAccounts:
         """Return the accounts of a call with their current balances."""
         claims = claims_of(self.policy, charged)
         return CallAccounts.of(claims, await self._balances(claims))
@@ -216,18 +216,18 @@ class Budgets:
     async def _balances(self, claims: Sequence[Claim]) -> tuple[Balance, ...]:
         return _lowered(claims, await self._store.balances([claim.undeclared for claim in claims]))
 
-    def stale_book(self, charged: ChargedAccounts) -> CallAccounts:
+    def stale_accounts(self, charged: ChargedAccounts) -> CallAccounts:
         """Return the accounts of a call with the balances that this worker read last."""
         return self._as_last_read(claims_of(self.policy, charged))
 
-    def without_store(self, book: CallAccounts) -> CallAccounts:
+    def without_store(self, accounts: CallAccounts) -> CallAccounts:
         """Return the same accounts with the balances that this worker read last, as the store became unavailable.
 
         Raises:
             StoreUnavailable: no calls are accepted without the store.
         """
-        self._store.availability.check_open()
-        return self._as_last_read(book.claims)
+        self._store.availability.check_accepts_without_store()
+        return self._as_last_read(accounts.claims)
 
     def _as_last_read(self, claims: Sequence[Claim]) -> CallAccounts:
         known = self._store.stale.claims(claims)
@@ -242,24 +242,24 @@ class Budgets:
         return await self._store.totals(session)
 
     @staticmethod
-    def claims_to_read(book: CallAccounts) -> Sequence[Claim]:
+    def claims_to_read(accounts: CallAccounts) -> Sequence[Claim]:
         """Return the accounts to read when the call is settled, so that its client learns what is left after it."""
-        if book.is_stale or not book.budgets:
+        if accounts.is_stale or not accounts.budgets:
             return ()
-        return [claim.undeclared for claim in book.claims]
+        return [claim.undeclared for claim in accounts.claims]
 
-    def after_call(self, book: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
+    def after_call(self, accounts: CallAccounts, granted: Sequence[Balance] | None) -> CallAccounts:
         """Return the accounts after the call. `granted`: the balances of `claims_to_read`; None if they are unknown."""
-        if book.is_stale:
-            return self._as_last_read(book.claims)
+        if accounts.is_stale:
+            return self._as_last_read(accounts.claims)
         if not granted:
-            return book
+            return accounts
         self._store.stale.remember(granted)
-        return CallAccounts.of(book.claims, _lowered(book.claims, granted))
+        return CallAccounts.of(accounts.claims, _lowered(accounts.claims, granted))
 
     async def reserve(
         self,
-        book: CallAccounts,
+        accounts: CallAccounts,
         call_id: str,
         need_of: Callable[[], CallNeed],
         orphaned: Callable[[CallNeed], CallRecord],
@@ -278,47 +278,50 @@ class Budgets:
             PriceUnknown: a budget in USD is in force, and the price of the model is unknown.
             StoreUnavailable: nothing was reserved.
         """
-        if not (is_stream and book.is_stale) and all(balance.limits.is_none for balance in book.balances):
-            return self._unlimited(book, call_id, need_of, orphaned)
+        if not (is_stream and accounts.is_stale) and all(balance.limits.is_none for balance in accounts.balances):
+            return self._unlimited(accounts, call_id, need_of, orphaned)
         need = need_of()
-        if book.is_stale:
+        if accounts.is_stale:
             # The hold cannot be extended while the response arrives.
             need = replace(need, can_grow=False)
-        self._check_price(book, need)
-        opened, lease_s = self._opened(book, call_id, need, orphaned), self._leases.lease_s
-        if book.is_stale:
+        self._check_price(accounts, need)
+        opened, lease_s = self._opened(accounts, call_id, need, orphaned), self._leases.lease_s
+        if accounts.is_stale:
             outcome = self._store.stale.reserve(opened.hold)
         else:
             outcome = await self._store.reserve(opened, lease_s)
         if isinstance(outcome, Refused):
-            claim = next(claim for claim in book.claims if claim.key == outcome.balance.key)
+            claim = next(claim for claim in accounts.claims if claim.key == outcome.balance.key)
             raise refusal(outcome, claim, self.policy, self._wall())
-        return self._granted(book, opened, lease_s, outcome, need)
+        return self._granted(accounts, opened, lease_s, outcome, need)
 
     def _unlimited(
         self,
-        book: CallAccounts,
+        accounts: CallAccounts,
         call_id: str,
         need_of: Callable[[], CallNeed],
         orphaned: Callable[[CallNeed], CallRecord],
     ) -> TakenHold:
         """Return a hold that is not written yet, see `reserve`."""
         lease = Lease(
-            call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), orphaned)
+            call_id, self._leases.lease_s, 0, pending=lambda: self._opened(accounts, call_id, need_of(), orphaned)
         )
-        return TakenHold(None, 0, self._leases.open(lease), None, book)
+        return TakenHold(None, 0, self._leases.open(lease), None, accounts)
 
     def _granted(
-        self, book: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
+        self, accounts: CallAccounts, opened: OpenHold, lease_s: float, granted: Granted, need: CallNeed
     ) -> TakenHold:
         """Return the hold as the call keeps it, and keep its lease alive, or write it once the store is available."""
-        hold, after = opened.hold, CallAccounts.of(book.claims, granted.balances, is_stale=book.is_stale)
+        hold, after = (
+            opened.hold,
+            CallAccounts.of(accounts.claims, granted.balances, is_stale=accounts.is_stale),
+        )
         grows = need.can_grow and need.output is None and bool(after.budgets)
         lease = Lease(hold.id, lease_s, granted.units * need.choices, STREAM_STEP if grows else 0, need.choices)
         lease.opened = replace(opened, units=granted.units)
         if need.can_end and not grows and limits_output(after.budgets):
             lease.end_tokens = longest_text(lease.tokens)
-        if book.is_stale:
+        if accounts.is_stale:
             lease.pending = lambda: _as_granted(opened, granted.units)
             lease.on_taken = lambda outcome: self._store.stale.drop_hold(hold.id, outcome.balances)
         else:
@@ -327,8 +330,8 @@ class Budgets:
         limit = limit_of_hold(hold, granted, need)
         return TakenHold(hold, granted.units, lease, limit, after)
 
-    def _check_price(self, book: CallAccounts, need: CallNeed) -> None:
-        if not need.is_priced and any(balance.limits.nano_usd is not None for balance in book.budgets):
+    def _check_price(self, accounts: CallAccounts, need: CallNeed) -> None:
+        if not need.is_priced and any(balance.limits.nano_usd is not None for balance in accounts.budgets):
             raise PriceUnknown(
                 f'A budget in USD is in force, and the price of "{need.model}" in this service tier is unknown. Set it '
                 "in gateway.yaml under models (match, provider, price: {input, output} in USD per million tokens), or "
@@ -337,10 +340,10 @@ class Budgets:
             )
 
     def _opened(
-        self, book: CallAccounts, call_id: str, need: CallNeed, orphaned: Callable[[CallNeed], CallRecord]
+        self, accounts: CallAccounts, call_id: str, need: CallNeed, orphaned: Callable[[CallNeed], CallRecord]
     ) -> OpenHold:
-        hold = hold_for(call_id, book.claims, book.balances, need, clamp=self.policy.clamp)
-        goes_on = need.completes_without_client and limits_output(book.budgets)
+        hold = hold_for(call_id, accounts.claims, accounts.balances, need, clamp=self.policy.clamp)
+        goes_on = need.completes_without_client and limits_output(accounts.budgets)
         unit_usd = need.rate.output if need.rate is not None else None
         return OpenHold(hold, orphaned(need), unit_usd=unit_usd, goes_on=goes_on)
 

@@ -56,30 +56,30 @@ class CallSettlement:
         """Write the record and its charge, once. An interrupted settlement can be repeated."""
         if state.settlement.is_settled:
             return state.settlement.totals
-        going = None
+        transition = None
         if state.settlement.record is None:
             await self._read_for_record(state)
             # Only the first time: after an interrupted settlement it is unknown whether the session's step changed.
             state.settlement.record = self._record(state)
-            self._accounts.note_one_piece(state, state.settlement.record)
-            going = self._going(state, state.settlement.record)
+            self._accounts.note_stream_in_one_piece(state, state.settlement.record)
+            transition = self._transition(state, state.settlement.record)
         record = state.settlement.record
         if self._background.concerns(state, record):
-            write = partial(self._write, state, going=going)
+            write = partial(self._write, state, transition=transition)
             await self._background.settle(state, record, write, partial(self.end, state))
         else:
-            await self._write(state, record, going)
+            await self._write(state, record, transition)
             self.end(state)
         return state.settlement.totals
 
-    async def _write(self, state: CallState, record: CallRecord, going: StepTransition | None) -> None:
+    async def _write(self, state: CallState, record: CallRecord, transition: StepTransition | None) -> None:
         """Write the record, release the hold, and update what the accounts have left."""
         # A call that the gateway itself could not serve is not recorded, but its hold must be released. A pending call
         # is recorded even without a session: otherwise its usage would never be counted.
         is_recorded = record.session is not None or record.is_pending
         if not (state.budget.is_holding or (is_recorded and not isinstance(state.response.fault, GatewayFault))):
             return
-        end = await self._written(state, record, going)
+        end = await self._write_with_step(state, record, transition)
         self._accounts.release(state, record.spent)
         if end is not None:
             state.settlement.totals = end.totals
@@ -93,7 +93,7 @@ class CallSettlement:
         try:
             await self._read_body(len(call.body), lambda: text_estimate(state))
         except asyncio.CancelledError:
-            # The call must be settled now: its length is charged.
+            # The call must be settled now. Its tokens are estimated from the length of the body.
             state.budget.text_tokens = ceil(len(call.body) / _UNREAD_BYTES)
 
     def _record(self, state: CallState) -> CallRecord:
@@ -104,32 +104,34 @@ class CallSettlement:
             logger.exception("the usage of call %s cannot be read", state.incoming.call_id)
             return self._records.build_unreadable(state)
 
-    def _going(self, state: CallState, record: CallRecord) -> StepTransition | None:
+    def _transition(self, state: CallState, record: CallRecord) -> StepTransition | None:
         try:
             return self._steps.transition(state, record)
         except Exception:
-            # The position of a session in its steps is guidance, and no reason to lose a charge.
+            # The charge is more important than the step of the session.
             logger.exception("the step transition of call %s cannot be determined", record.call_id)
             return None
 
-    async def _written(self, state: CallState, record: CallRecord, going: StepTransition | None) -> CallEnd | None:
+    async def _write_with_step(
+        self, state: CallState, record: CallRecord, transition: StepTransition | None
+    ) -> CallEnd | None:
         """Write the record together with the session's new position in its steps. See `Settler.settle_and_read`."""
         claims = self._accounts.claims_to_read(state)
-        if going is not None:
+        if transition is not None:
             try:
-                closing = await self._settler.settle_with_step(record, going, claims)
+                call_end = await self._settler.settle_with_step(record, transition, claims)
             except StoreUnavailable as error:
-                self._steps.apply_unstored(state, going, error)
+                self._steps.apply_unstored(state, transition, error)
             else:
-                state.settlement.record = self._steps.accept_transition(state, going)
-                return closing
+                state.settlement.record = self._steps.accept_transition(state, transition)
+                return call_end
         return await self._settler.settle_and_read(record, claims)
 
     def end(self, state: CallState) -> None:
         """Release what this worker keeps of the call, and notify the observers; only the first time.
 
-        This includes a call whose settlement was interrupted: the settler writes its record as soon as it can. If a
-        call has no record, its hold ends with its lease, and is settled as that of a worker that died.
+        This is also done for a call whose settlement was interrupted: the settler writes its record later. A call
+        without a record is settled when the lease of its hold ends, like a call of a worker that died.
         """
         if state.settlement.is_settled:
             return

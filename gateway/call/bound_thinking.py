@@ -47,13 +47,13 @@ class PlanResult(NamedTuple):
 
     @property
     def sent(self) -> tuple[bytes, ...]:
-        """The messages that would be sent."""
+        """Return the messages that would be sent."""
         messages = self.plan.messages
         return messages if messages is not None else self.request.contents.messages or ()
 
 
 class MakePlan(Protocol):
-    """Makes a plan. `may_sum_up`: a summary may be requested; `most`: input tokens, if fewer than the budget."""
+    """Makes a plan. `may_sum_up`: a model may write a summary; `most`: input tokens, if fewer than the budget."""
 
     def __call__(
         self, choice: SendChoice, /, *, may_sum_up: bool = True, most: int | None = None
@@ -63,7 +63,7 @@ class MakePlan(Protocol):
 
 @dataclass(slots=True)
 class BoundCall:
-    """One call to a model that binds thinking to its prefix.
+    """One call to a model that accepts a thinking block only if nothing before the block has changed.
 
     Attributes:
         received: what the client sent, with the gateway's changes of the tools.
@@ -96,7 +96,7 @@ class BoundCall:
 
     @property
     def adds_tool_changes(self) -> bool:
-        """Whether system messages of the gateway that change the tools are among the messages."""
+        """Return whether the gateway added system messages that change the tools."""
         return self.received is not self.original
 
     def without(self, choice: SendChoice, known: PrefixCache) -> Contents:
@@ -120,7 +120,7 @@ class BoundCall:
 
     @property
     def bare(self) -> Contents:
-        """What was received, without the thinking that is not sent."""
+        """Return what was received, without the thinking that is not sent."""
         return self._bare[1] if self.choice.removed else self.received
 
     def first_choice(self, modes: ResponseModes, *, all_results: bool) -> SendChoice:

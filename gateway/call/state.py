@@ -75,7 +75,7 @@ class RoutingState:
 
     @property
     def has_next(self) -> bool:
-        """Whether another route is left after the current one."""
+        """Return whether another route is left after the current one."""
         return self.route is not self.routes[-1]
 
     def instead(self, *routes: Route, besides: bool = True) -> list[Route]:
@@ -114,7 +114,7 @@ class BudgetState:
 
     @property
     def is_far_over(self) -> bool:
-        """Whether the response is longer than the hold by more than a stream delivers between two checks."""
+        """Return whether the response exceeds the hold by more than a stream delivers between two checks."""
         lease = self.hold.lease if self.hold is not None else None
         return lease is not None and lease.delivered() > lease.end + lease.check_bytes
 
@@ -196,14 +196,14 @@ class ContextState:
 
     @property
     def sent_messages(self) -> tuple[bytes, ...]:
-        """The messages to send, as planned."""
+        """Return the messages to send, as planned."""
         if self.plan is not None and self.plan.messages is not None:
             return self.plan.messages
         return (self.request.contents.messages if self.request is not None else None) or ()
 
     @property
     def adds_tool_changes(self) -> bool:
-        """Whether the gateway adds system messages that change the tools."""
+        """Return whether the gateway adds system messages that change the tools."""
         return self.thinking is not None and self.thinking.adds_tool_changes
 
 
@@ -327,12 +327,12 @@ class CallState:
 
     @property
     def dialect(self) -> Dialect:
-        """The wire format that the client and the provider use."""
+        """Return the wire format that the client and the provider use."""
         return self.incoming.endpoint.dialect
 
     @property
     def stored_session(self) -> SessionKey | None:
-        """The session whose state this call has read and may update.
+        """Return the session whose state this call has read and may update.
 
         None without a session, or if the store was unavailable when the call began. Such a call does not know what
         earlier calls decided, and must not replace it.
@@ -341,7 +341,7 @@ class CallState:
 
     @property
     def is_billed_later(self) -> bool:
-        """Whether the provider bills the work of this call only after its response, as for a batch.
+        """Return whether the provider bills this call only after its response, as for a batch.
 
         That usage is charged to a session only if the call `is_fetched_later`.
         """
@@ -350,12 +350,12 @@ class CallState:
 
     @property
     def is_fetched_later(self) -> bool:
-        """Whether the usage that is billed later is reported when the response is fetched through the gateway."""
+        """Return whether usage that is billed later is reported when the response is fetched through the gateway."""
         return self.call is not None and is_fetched_later(self.call.fields, self.incoming.endpoint.wire)
 
     @property
     def at_provider(self) -> tuple[str, ...]:
-        """The names of the parts of the request that refer to content that only the provider has."""
+        """Return the names of the request's parts that refer to content which only the provider has."""
         if self.call is None:
             return ()
         if self.context.found_at_provider is not None:
@@ -372,7 +372,7 @@ class CallState:
 
     @property
     def output_asked(self) -> OutputAsked:
-        """What the request says about the length of its response. The body is read once."""
+        """Return what the request says about the length of its response. The body is read once."""
         if self._output_asked is None:
             fields = self.call.fields if self.call is not None else {}
             self._output_asked = output_asked(fields, self.incoming.endpoint.wire)
@@ -380,7 +380,7 @@ class CallState:
 
     @property
     def step_output(self) -> int | None:
-        """The output limit of the active step; None if it sets none, or the gateway cannot write the limit."""
+        """Return the output limit of the active step; None if it sets none, or the gateway cannot write the limit."""
         step = self.steps.step if self.incoming.endpoint.wire is not None else None
         return step.max_output_tokens if step is not None else None
 

@@ -171,7 +171,7 @@ class ActiveStep:
 
     @property
     def step(self) -> Step | None:
-        """The active step."""
+        """Return the active step."""
         return self.agent.step(self.state)
 
 

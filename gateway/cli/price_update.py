@@ -19,7 +19,7 @@ from gateway.cli.common import AsJson, Exit, print_json, printable, quoted, stop
 if TYPE_CHECKING:
     from gateway.config.price_table import PriceTable
 
-#: seconds without a byte, and for the whole table
+#: seconds that the download may wait for data, and that it may take in total
 _SILENCE_S: Final = 30.0
 _WHOLE_S: Final = 300.0
 _PIECE_BYTES: Final = 2**16
@@ -35,19 +35,19 @@ def update(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Fetch newer prices and limits of models. The gateway itself never does.
+    """Fetch newer prices and limits of models. The gateway never does this by itself.
 
     Everything is checked before the old table is replaced. Gateways of this user read the new table when they start.
     """
-    from gateway.config.price_table import PriceTable, fetched_file, load_price_table, packed_table
+    from gateway.config.price_table import PriceTable, compressed_table, fetched_file, load_price_table
 
     with _problems(address):
-        source, content = _fetched(address) if "://" in address else _read(Path(address))
-        packed = packed_table(content, source, datetime.now(UTC).date().isoformat())
+        source, content = _download(address) if "://" in address else _read_file(Path(address))
+        compressed = compressed_table(content, source, datetime.now(UTC).date().isoformat())
         file = fetched_file()
-    old, new = load_price_table(), PriceTable(packed)
+    old, new = load_price_table(), PriceTable(compressed)
     try:
-        _replace(file, packed)
+        _replace(file, compressed)
     except OSError as error:
         stop(f"{file} cannot be written: {error.strerror}. The old table stays.", Exit.FAILED)
     changes = _changes(old, new)
@@ -61,7 +61,7 @@ def update(
 
 @contextmanager
 def _problems(address: str) -> Iterator[None]:
-    """End the command if the table cannot be read or is none."""
+    """End the command with a message if the new table cannot be read, or is not a table of prices."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -69,13 +69,13 @@ def _problems(address: str) -> Iterator[None]:
         stop(f"The table at {quoted(address)} cannot be used: {reason}. The old table stays.", Exit.FAILED)
 
 
-def _read(file: Path) -> tuple[str, bytes]:
+def _read_file(file: Path) -> tuple[str, bytes]:
     with file.open("rb") as opened:
         return "a file", _bounded(opened.read(_most() + 1))
 
 
-def _fetched(url: str) -> tuple[str, bytes]:
-    """Return the host of an address and the content there.
+def _download(url: str) -> tuple[str, bytes]:
+    """Return the host of an address, and the content of the file there.
 
     Raises:
         OSError, ValueError: it cannot be fetched, or is too large.
@@ -105,7 +105,7 @@ def _check_scheme(url: str) -> None:
 
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-        raise ValueError("prices are only fetched with https, because someone on the way could change them")
+        raise ValueError("prices are only fetched with https, because without it they could be changed on the way")
 
 
 def _bounded(content: bytes) -> bytes:
@@ -136,7 +136,7 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _changes(old: PriceTable, new: PriceTable) -> dict[str, int]:
-    """Return the numbers of models that are new, removed, and listed with other facts."""
+    """Return how many models are new, removed or changed."""
     return {
         "new": len(new.keys() - old.keys()),
         "removed": len(old.keys() - new.keys()),

@@ -65,9 +65,9 @@ _TRIMMING: Final = 1
 _DECODED: Final = 20
 #: maximum bytes of a character in memory
 _CHARACTER: Final = 4
-#: Tokens. A budget that trims nothing more, for applying earlier trim decisions only.
+#: A budget in tokens that no request exceeds, so that only earlier trim decisions are applied.
 _ENOUGH: Final = 2**40
-#: how long a trim may wait for a thread before that reduces its own time, in deadlines
+#: A longer wait for a thread, as a multiple of the deadline, reduces the time of the trim itself.
 _MAX_WAITED: Final = 5
 
 
@@ -231,7 +231,7 @@ class Planner:
         return replace(unchanged, overflow=overflow)
 
     async def _largest_overhead(self, request: PlanRequest) -> RequestPart | None:
-        """Return the largest part of a request outside its messages; None if there is none of note."""
+        """Return the largest part of a request outside its messages; None if no part is large."""
         contents, route = request.contents, request.route
 
         def count_tokens(fields: Mapping[str, Piece]) -> int:
@@ -302,7 +302,7 @@ class Planner:
         received = Hashed(contents.messages, unmarked=_unmarked(contents))
 
         def read() -> BoundConversation:
-            return BoundConversation(contents.wire, received, book=self._views)
+            return BoundConversation(contents.wire, received, cache=self._views)
 
         known = len(contents.cached_prefix.text) if contents.cached_prefix is not None else 0
         size = len(contents.array or b"")

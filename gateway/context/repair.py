@@ -1,6 +1,6 @@
 """Write a request again after its provider refused it for its length or its thinking blocks.
 
-What is learned from a refusal is kept: the limit for all calls of the model, removed thinking for the conversation.
+What is learned from a refusal is kept: a limit for all calls of the model, removed thinking for the conversation only.
 """
 
 from __future__ import annotations
@@ -175,9 +175,9 @@ class Recomposer:
 
     @staticmethod
     def _has_less_room(state: CallState, request: PlanRequest, plan: Plan, again: Plan) -> bool:
-        """Return whether sending the same messages again helps, as the output limit that we set is lower now.
+        """Return whether it helps to send the same messages again, because the gateway now sets a lower output limit.
 
-        Input and output share the window: it is known to be smaller now, so less of it is left for the output.
+        The provider has named a smaller window than was known. Input and output share it, so less is left for output.
         """
         limit = state.budget.hold.limit if state.budget.hold is not None else None
         if limit is None or again.messages != plan.messages or state.output_asked.limit is not None:

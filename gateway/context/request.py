@@ -37,7 +37,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import Sessions
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
-from gateway.core.tool_changes import changes_of, inserted, may_stand_at, with_wanted, withdrawn_after
+from gateway.core.tool_changes import changes_of, inserted, may_be_inserted_at, with_wanted, withdrawn_after
 from gateway.core.trimming.overflow import ContextOverflow
 from gateway.core.trimming.summary import SummaryUse
 from gateway.core.views import VIEWED, View
@@ -87,7 +87,7 @@ class RequestComposer:
         self._has_modes = has_modes
 
     def mode_tries(self, state: CallState) -> tuple[ModeTry, ...]:
-        """Return the ways to show tool results, in order: as budget and call require, then shorter for less room."""
+        """Return the ways to show tool results, in the order to try: as budget and call require, then shorter ones."""
         incoming, budgets, route = state.incoming, state.budget.accounts.budgets, state.routing.route
         mode, wire = incoming.directives.mode, incoming.endpoint.wire
         if state.budget.hold is not None:
@@ -131,8 +131,8 @@ class RequestComposer:
         A small body is searched when `CallState.at_provider` is read.
         """
         if state.context.found_at_provider is None and self._planner.is_large(call):
-            look = partial(references_to_stored, call.fields, state.incoming.endpoint.wire, contents)
-            state.context.found_at_provider = await self._planner.read(len(call.body), look)
+            search = partial(references_to_stored, call.fields, state.incoming.endpoint.wire, contents)
+            state.context.found_at_provider = await self._planner.read(len(call.body), search)
 
     @staticmethod
     def _unload(state: CallState) -> None:
@@ -215,7 +215,7 @@ class RequestComposer:
         if conversation is None:
             return await self.bound(state, original)
         changes = changes_of(conversation, remembered)
-        if withdrawal.withdrawn is not None and not may_stand_at(conversation, conversation.size):
+        if withdrawal.withdrawn is not None and not may_be_inserted_at(conversation, conversation.size):
             state.notes["tool_changes"] = _NO_PLACE
         elif withdrawal.withdrawn is not None:
             at_start = withdrawn_by_compaction(conversation.messages) & withdrawal.tools
@@ -411,8 +411,8 @@ class RequestComposer:
     def _affordable(self, state: CallState) -> int | None:
         """Return the input tokens that the budgets leave for this try; None if no budget limits them.
 
-        - Before the hold: `ContextState.affordable` minus `ShownResults.extra_tokens`. Summaries come after the hold,
-          and may be that much longer than the extracts until then.
+        - Before the hold: `ContextState.affordable` minus `ShownResults.extra_tokens`. Summaries are made after the
+          hold, and may be longer by that number of tokens than the extracts that they replace.
         - After it, on the first route: all of `ContextState.affordable`.
         - After it, on a fallback: the tokens that are held, as the hold is not renewed.
         """

@@ -1,7 +1,7 @@
 """Remember which model created the thinking blocks of a conversation, and prefer its provider while they need it.
 
-A provider drops thinking blocks that it cannot read, without an error, so the record of the call reports it. After a
-fallback the conversation stays with the provider whose account created its newest blocks, while that one responds.
+A provider silently drops thinking blocks that it cannot read, so the record of the call reports them. After a fallback,
+the conversation stays with the provider whose account created its newest blocks, as long as that provider responds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.core.thinking_origin import ThinkingOrigin, ThinkingRules, followed
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 
-_UNKEPT: Final = "origin not stored: the store is unavailable"
+_NOT_STORED: Final = "origin not stored: the store is unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ThinkingOrigins:
         try:
             await self._store.update(session, lambda kept: kept.with_thinking(conversation.key, after))
         except StoreUnavailable:
-            state.notes["thinking"] = _UNKEPT
+            state.notes["thinking"] = _NOT_STORED
 
     def _conversation(self, state: CallState, call: Call) -> _Conversation | None:
         """Return the conversation of a call, or None if no rule for thinking blocks applies to it."""

@@ -206,7 +206,7 @@ class UpstreamFault(GatewayError):
     code = "upstream_unreachable"
     retry = True
     #: Nothing of the request reached the provider, so a retry costs nothing and may help.
-    may_pass: ClassVar[bool] = False
+    is_retryable: ClassVar[bool] = False
     #: The whole time for connecting was used, so that the next provider is asked if there is one.
     took_long: ClassVar[bool] = False
     #: The provider was silent after it got the request, so it may work on it and bill it.
@@ -222,7 +222,7 @@ class UpstreamUnreachable(UpstreamFault):
 class UpstreamRefused(UpstreamUnreachable):
     """No connection could be made, so nothing was sent."""
 
-    may_pass = True
+    is_retryable = True
 
 
 class UpstreamHungUp(UpstreamUnreachable):
@@ -295,7 +295,7 @@ class UpstreamNotAccepted(UpstreamTimeout):
     """No connection was accepted in time, so nothing was sent."""
 
     retry = True
-    may_pass = True
+    is_retryable = True
     took_long = True
     was_silent = False
 
@@ -316,7 +316,7 @@ class GatewayFault(GatewayError):
 
 
 class StoreUnavailable(GatewayFault):
-    """The store did not answer in time."""
+    """The store did not respond in time, or reported an error."""
 
     code = "store_unavailable"
 

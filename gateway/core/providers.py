@@ -3,7 +3,7 @@
 | table | a row is | needed if |
 |---|---|---|
 | `PROVIDERS` | a provider name | models belong to it in every installation, or other programs name it differently |
-| `HOSTS` | the end of host names | its API differs from the plain OpenAI format, or some of its regions are dearer |
+| `HOSTS` | the end of host names | its API differs from the plain OpenAI format, or some regions are more expensive |
 | `MODEL_FIELDS` | a field of requests | it names models other than the call's own |
 | `ADVISOR_TYPES`, `CHOOSING_TOOLS` | a type of tool | the tool calls a model |
 | `DEFAULT_FALLBACKS` | a pattern of model names | the provider chooses another model after a refusal |
@@ -41,7 +41,7 @@ PROVIDERS: Final = (
     ProviderRow("openai", ("gpt-[!o]*", "chatgpt-*", "o[0-9]*", "text-embedding-*")),
     ProviderRow("anthropic", ("claude-*",)),
     ProviderRow("gemini", ("gemini-*",), telemetry="gcp.gemini"),
-    # Their own models, which have these names. Models of others that they host have another name or one more slash.
+    # The own models of these providers. Models that they host for others have other names, or one more slash.
     ProviderRow("openrouter", ("openrouter/*",)),
     ProviderRow("groq", ("groq/compound", "groq/compound-mini")),
     ProviderRow("azure", telemetry="azure.ai.openai"),
@@ -68,24 +68,26 @@ class HostRow(NamedTuple):
         limit_field: the field for the output limit of chat calls. Every provider knows `max_tokens`, except reasoning
             models of OpenAI, which accept only the newer name.
         compacts: it compacts conversations (`/v1/responses/compact`); None: unknown, so it is asked.
-        dearer: keys of price factors in litellm's table, by the beginning of the host name; the first match counts.
+        price_factors: for more expensive regions: the beginning of the host name, and the key of the price factor in
+            litellm's table. The first match counts.
     """
 
     ending: str
     limit_field: str = "max_tokens"
     compacts: bool | None = None
-    dearer: tuple[tuple[str, str], ...] = ()
+    price_factors: tuple[tuple[str, str], ...] = ()
 
 
 _REGIONAL: Final = "regional_processing_uplift_multiplier_"
 HOSTS: Final = (
-    # Regional hosts, such as `eu.api.openai.com`. All regions have the same factor, and the table has two of them:
+    # Regional hosts, such as `eu.api.openai.com`. OpenAI has one factor for all regions, but the table lists only those
+    # of the US and the EU. Every other region uses that of the EU:
     # https://developers.openai.com/api/docs/guides/data-residency
     HostRow(
         ".api.openai.com",
         "max_completion_tokens",
         compacts=True,
-        dearer=(("us.", f"{_REGIONAL}us"), ("", f"{_REGIONAL}eu")),
+        price_factors=(("us.", f"{_REGIONAL}us"), ("", f"{_REGIONAL}eu")),
     ),
     HostRow(".openai.com", "max_completion_tokens", compacts=True),
     HostRow(".openai.azure.com", "max_completion_tokens", compacts=True),
@@ -102,7 +104,7 @@ def host_row(host: str) -> HostRow:
 
 def price_factor(host: str) -> str | None:
     """Return the key of the price factor of a host in litellm's table; None if it has none."""
-    return next((factor for beginning, factor in host_row(host).dearer if host.startswith(beginning)), None)
+    return next((factor for beginning, factor in host_row(host).price_factors if host.startswith(beginning)), None)
 
 
 #: Models that Anthropic may call after a refusal if a request sets `fallbacks: "default"`, by the model that refused.
@@ -120,7 +122,7 @@ class ModelField(NamedTuple):
 
     Attributes:
         name: the field.
-        is_instead: its models may respond instead of the call's own. Otherwise they are called in addition.
+        is_instead: True if its models may respond instead of the call's own; False if they are called in addition.
         default: the models that the value "default" means, by patterns of the call's own model.
     """
 

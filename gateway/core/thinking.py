@@ -170,18 +170,18 @@ def _mode(name: object) -> ResponseMode:
 class BoundConversation:
     """The messages of one request to a model that binds thinking to its prefix.
 
-    `book`: a cache of what was read of each message.
+    `cache`: a cache of what was read of each message.
     """
 
-    def __init__(self, wire: Wire, received: Hashed, *, book: ElementCache | None = None) -> None:
+    def __init__(self, wire: Wire, received: Hashed, *, cache: ElementCache | None = None) -> None:
         self._wire = wire
         self._received = received
-        self._book = book
+        self._cache = cache
         self._bare = self._read(received)
 
     def _read(self, messages: Hashed) -> Sequence[StrippedMessage]:
         return parsed_elements(
-            f"without thinking {self._wire}", messages, self._book, lambda raw: bare_message(self._wire, raw), _size_of
+            f"without thinking {self._wire}", messages, self._cache, lambda raw: bare_message(self._wire, raw), _size_of
         )
 
     @cached_property

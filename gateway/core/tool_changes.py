@@ -73,7 +73,7 @@ def changes_of(conversation: BoundConversation, remembered: Iterable[ToolChange]
     return tuple(
         change
         for change in sorted(remembered, key=lambda change: change.size)
-        if hashes.get(change.size) == change.received and may_stand_at(conversation, change.size)
+        if hashes.get(change.size) == change.received and may_be_inserted_at(conversation, change.size)
     )
 
 
@@ -100,7 +100,7 @@ def with_wanted(
     return (*before, change) if change.characters <= MAX_CHANGE_NAMES else tuple(changes)
 
 
-def may_stand_at(conversation: BoundConversation, size: int) -> bool:
+def may_be_inserted_at(conversation: BoundConversation, size: int) -> bool:
     """Return whether a change may be inserted here: after a user message, and before an assistant message or the end.
 
     System messages next to this place are ignored, because the provider reads them together with the change.

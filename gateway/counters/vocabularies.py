@@ -1,6 +1,6 @@
-"""Count tokens with the vocabularies of other vendors, if the optional packages that contain them are installed.
+"""Count tokens with the vocabularies of other vendors, if one of two optional packages is installed.
 
-Both packages work offline. They are found without importing them, and imported when a counter is first needed.
+Both packages work offline. Each is imported only when one of its counters is first needed.
 
 - `splintr-rs` contains published vocabularies of open models. Their counts equal those of the vendors' tokenizers.
 - `ctok` contains vocabularies of Claude, which Anthropic does not publish. Its author measured them with Anthropic's
@@ -24,9 +24,9 @@ logger = logging.getLogger("gateway")
 
 
 class Vocabulary(NamedTuple):
-    """Where a vocabulary is: a package, the distribution that installs it, and the vocabulary's name in it.
+    """The place of a vocabulary: a package, the distribution that installs it, and the vocabulary's name in it.
 
-    `substitute` is the tokenizer that counts without the package.
+    `substitute`: the tokenizer that is used if the package is not installed.
     """
 
     package: str
@@ -51,11 +51,12 @@ VOCABULARIES: Final[Mapping[str, Vocabulary]] = {
 }
 #: Characters given to splintr at once. It holds the interpreter lock while it works, for 1 to 4 ms with this length.
 _SPLINTR_CHUNK: Final = 16_000
-_MOST_COUNTED: Final = 4_000_000
-#: Characters given to ctok at once, and of one text. It is written in Python and counts 0.5 MB a second of new words.
+#: characters of a text that are counted with splintr; the count of a longer text is extrapolated
+_SPLINTR_MOST_COUNTED: Final = 4_000_000
+#: The same two limits for ctok. It is written in Python, and counts only 0.5 MB of new words a second.
 _CTOK_CHUNK: Final = 64_000
 _CTOK_MOST_COUNTED: Final = 400_000
-#: Cached counts of words and of the text between words, and the characters of the longest cached one. 100 bytes each.
+#: entries of each cache of counts, about 100 bytes each, and the characters of the longest text that is cached
 _KNOWN_LIMIT: Final = 100_000
 _LONGEST_KNOWN: Final = 40
 #: A word of ASCII letters that can be counted alone. It is no English contraction after an apostrophe. Next to it is
@@ -78,9 +79,9 @@ class SplintrCounter:
 
     def count(self, text: str) -> int:
         """Return the tokens of a text. Names of special tokens in it count as ordinary text."""
-        return count_in_chunks(text, self._size, chunk=_SPLINTR_CHUNK, most=_MOST_COUNTED)
+        return count_in_chunks(text, self._count_chunk, chunk=_SPLINTR_CHUNK, most=_SPLINTR_MOST_COUNTED)
 
-    def _size(self, chunk: str) -> int:
+    def _count_chunk(self, chunk: str) -> int:
         try:
             return len(self._encode(chunk))
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON may contain
@@ -108,9 +109,9 @@ class ClaudeCounter:
 
     def count(self, text: str) -> int:
         """Return the tokens of a text, without those of a message around it."""
-        return count_in_chunks(text, self._size, chunk=_CTOK_CHUNK, most=_CTOK_MOST_COUNTED) if text else 0
+        return count_in_chunks(text, self._count_chunk, chunk=_CTOK_CHUNK, most=_CTOK_MOST_COUNTED) if text else 0
 
-    def _size(self, chunk: str) -> int:
+    def _count_chunk(self, chunk: str) -> int:
         head, *rest = _WORD.split(chunk.translate(_SAME_DIGITS))
         if not rest:
             return self._count(chunk)
@@ -147,7 +148,7 @@ def installed() -> frozenset[str]:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package is installed. A mere folder of its name in the working directory has no origin."""
+    """Return whether a package is installed. A folder of the same name in the working directory has no origin."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

@@ -1,8 +1,8 @@
-"""Compaction in the Responses API: recognise a request for it, write the gateway's own result, and expand it again.
+"""Recognize requests for a compaction in the Responses API, write the gateway's own result, and expand it again.
 
-Two requests ask for it. `POST /responses/compact` returns the output that replaces the conversation. In version 2 an
-ordinary `/responses` request ends with an item of the type `compaction_trigger`. Its response has exactly one
-`compaction` item (https://developers.openai.com/api/docs/guides/compaction, and Codex, compact_remote_v2.rs).
+Two requests ask for a compaction. `POST /responses/compact` returns the output that replaces the conversation. In
+version 2 an ordinary `/responses` request ends with an item of the type `compaction_trigger`. Its response has exactly
+one `compaction` item (https://developers.openai.com/api/docs/guides/compaction, and Codex, compact_remote_v2.rs).
 
 The gateway's own compaction item holds no text. Its `encrypted_content` is a handle: a keyed hash of the compacted
 items, which are in the store. Only an item with the prefix of a handle is expanded; items of providers stay unchanged.

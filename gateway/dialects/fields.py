@@ -36,8 +36,9 @@ _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 #: the field that names the session for the gateway, at the top level or in `metadata`
 _SESSION_ID: Final = "session_id"
 _METADATA: Final = "metadata"
-#: Fields that decide the cost of a call. Some servers ignore the case of keys and use the last of two.
-_MEANT: Final = frozenset(
+#: Fields that decide the cost of a call, so that other spellings of their names are refused. Some servers ignore the
+#: case of names, and use the last of two fields.
+_COST_FIELDS: Final = frozenset(
     {
         *("model", "models", "fallbacks", "stream", "stream_options", "background", "deferred"),
         *("messages", "input", "prompt", "n", "best_of"),
@@ -49,7 +50,7 @@ _MEANT: Final = frozenset(
 _MAX_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("n", "best_of", "n_predict", "min_tokens"), 64),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    # Every new model name is looked up in all tables and pending with what is learned about the model.
+    # Every new model name is looked up in all tables, and is stored with what is learned about the model.
     "model": 1024,
     **dict.fromkeys(("models", "fallbacks"), 64 * 1024),
     **dict.fromkeys(("stream", "stream_options", "background", "deferred"), 64 * 1024),
@@ -111,7 +112,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         _refuse_duplicates([name.text for name in named])
     for name in _MAX_BYTES.keys() & fields:
         check_length(name, fields[name], _MAX_BYTES[name])
-    refuse_other_spellings(fields, _MEANT)
+    refuse_other_spellings(fields, _COST_FIELDS)
     return fields
 
 
@@ -228,7 +229,7 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
 
 
 def parse_piece(raw: bytes) -> Any:
-    """Decode a piece of JSON like `gateway.core.counting.request.decoded`, in a third of the time."""
+    """Decode a piece of JSON like `gateway.core.counting.request.decode_piece`, in a third of the time."""
     try:
         return _ANY_DECODER.decode(raw)
     except UNREADABLE:

@@ -18,7 +18,7 @@ from gateway.dialects.base import Dialect, ParsedResponse
 from gateway.dialects.fields import decode_response
 
 #: bytes that are searched for texts
-_LOOKED_AT: Final = 1024 * 1024
+_SEARCHED_BYTES: Final = 1024 * 1024
 #: bytes that are kept of the end of a long response
 _TAIL: Final = 64 * 1024
 #: fields with text by a model, up to the opening quote of the string
@@ -48,8 +48,8 @@ class PartialBody:
 
     def feed(self, piece: bytes) -> None:
         """Add a chunk of the response."""
-        if len(self._head) < _LOOKED_AT:
-            self._head += piece[: _LOOKED_AT - len(self._head)]
+        if len(self._head) < _SEARCHED_BYTES:
+            self._head += piece[: _SEARCHED_BYTES - len(self._head)]
         self._tail += piece[-_TAIL:]
         if len(self._tail) > 2 * _TAIL:
             del self._tail[:-_TAIL]
@@ -60,13 +60,13 @@ class PartialBody:
 
 
 def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
-    """Read a complete response, which may have a flaw in its JSON: it is billed in any case. See `PartialBody`."""
+    """Read a complete response. If its JSON has an error, read it like a partial one, because it is billed too."""
     response = dialect.answer(body)
     if response.usage is not None or response != _NOTHING:
         return response
     if not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_response(body) is not None:
         return response
-    return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
+    return _estimated(dialect, body[:_SEARCHED_BYTES], body, has_texts=has_texts)
 
 
 def read_partial(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedResponse:
@@ -76,7 +76,7 @@ def read_partial(dialect: Dialect, body: bytes, *, has_texts: bool) -> ParsedRes
     if whole.usage is not None or whole.output_estimate:
         # Only the end of the body was missing, nothing of its content.
         return whole
-    return _estimated(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
+    return _estimated(dialect, body[:_SEARCHED_BYTES], body, has_texts=has_texts)
 
 
 def _estimated(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> ParsedResponse:

@@ -1,4 +1,4 @@
-"""The ASGI app of the mock provider: its endpoints, and the control paths that tests in other processes use."""
+"""Build the ASGI app of the mock provider: its endpoints, and the control paths for tests in other processes."""
 
 from __future__ import annotations
 

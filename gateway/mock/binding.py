@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.mock.betas import BINDING
 from gateway.mock.claude_rules import ModelRules
-from gateway.mock.compactions import Signed, resumed
+from gateway.mock.compactions import Signed, digest_before_kept_turns
 from gateway.mock.prefixes import Prefix, PrefixMemory, blocks_of, is_thinking
 from gateway.mock.thinking_blocks import Seal, identifier, read, sign, signature_of
 from gateway.mock.wire import ApiError, JsonObject
@@ -141,7 +141,7 @@ def check(messages: Sequence[JsonObject], prefix: Prefix, terms: BindingTerms, m
             kept.append(block)
             name = f"messages.{number}.content.{index}"
             if place == compaction and terms.signed is not None:
-                prefix.resume(name, resumed(terms.signed, prefix, messages))
+                prefix.resume(name, digest_before_kept_turns(terms.signed, prefix, messages))
                 continue
             if place == compaction:
                 prefix.restart()

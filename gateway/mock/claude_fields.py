@@ -1,4 +1,4 @@
-"""The fields of a request that the rules of Claude models check."""
+"""Read the fields of a request that the rules of Claude models check."""
 
 from __future__ import annotations
 

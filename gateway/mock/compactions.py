@@ -152,7 +152,7 @@ def _opened(block: JsonObject) -> Signed:
     return Signed(seal, identifier(signature), signature)
 
 
-def resumed(signed: Signed, prefix: Prefix, messages: Sequence[JsonObject]) -> bytes:
+def digest_before_kept_turns(signed: Signed, prefix: Prefix, messages: Sequence[JsonObject]) -> bytes:
     """Return the digest of the content before the turns that a request keeps after its signed block.
 
     Thinking in kept turns stays valid if this is the digest of the summarized conversation. It is a different digest in

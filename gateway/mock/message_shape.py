@@ -81,7 +81,7 @@ class BuiltMessage:
         return reduce(MockUsage.plus, shares) if shares else None
 
 
-class Shape:
+class MessageRenderer:
     """Render one message."""
 
     def __init__(self, exchange: MockExchange, built: BuiltMessage) -> None:

@@ -11,7 +11,7 @@ from gateway.mock import tokens
 from gateway.mock.claude import NO_THINKING, ClaudeCall, enforce, overhead_of
 from gateway.mock.claude_rules import BILLED_REFUSALS
 from gateway.mock.compactions import summary_of
-from gateway.mock.message_shape import BuiltMessage, Pass, PassKind, Shape
+from gateway.mock.message_shape import BuiltMessage, MessageRenderer, Pass, PassKind
 from gateway.mock.prompts import last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import ModelInput, Reply, Tool, decide
 from gateway.mock.tool_changes import withdrawn_tools
@@ -73,10 +73,10 @@ def respond(exchange: MockExchange) -> MockResponse:
         built = _summarize(exchange, body, calls[0])
     else:
         built = _Attempts(exchange, body, messages, sizes).build(calls)
-    shape = Shape(exchange, built)
+    renderer = MessageRenderer(exchange, built)
     if body.stream:
-        return Stream(list(shape.frames()), built.model, built.billed, built.shares)
-    return Whole(shape.message(), built.model, built.billed, shares=built.shares)
+        return Stream(list(renderer.frames()), built.model, built.billed, built.shares)
+    return Whole(renderer.message(), built.model, built.billed, shares=built.shares)
 
 
 def count_input(exchange: MockExchange) -> MockResponse:

@@ -1,4 +1,4 @@
-"""The mock provider: its script, the calls that it received, and the ledger of what it billed."""
+"""Run the mock provider: its script, the calls that it received, and the ledger of what it billed."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Pass a stream of events on, in the callback in which each piece of it arrives.
+"""Pass a stream on to the client inside the callback that receives its bytes, without waking a task.
 
-A task per chunk would cost more than all other work on the chunk. A `StreamPassage` is therefore called by the
-connection to the provider. It reads the events and writes them to the client's connection at once:
+To wake a task for each chunk would cost more than all other work on the chunk. Therefore the connection to the provider
+calls a `StreamPassage` with each piece: the bytes of one read. It reads the events in the piece and writes them to the
+client's connection at once:
 
     provider's socket -> HttpResponse -> StreamPassage.take -> StreamMeter -> client's socket
 
-Meanwhile the task of the call sleeps in `pass_pieces`. `take` wakes it by returning False if something has to wait:
+Meanwhile the task of the call sleeps in `pass_pieces`. If a step has to wait for something, `take` returns False, which
+wakes the task:
 
-| what | what the task does |
+| reason to wake the task | what the task does |
 |---|---|
 | the first piece | checks that it is not JSON; writes a postponed hold |
 | the hold is nearly used up, or progress must be saved | asks the store; ends the stream at the budget |
@@ -18,8 +20,8 @@ Meanwhile the task of the call sleeps in `pass_pieces`. `take` wakes it by retur
 The end of the stream, an error and a cancellation wake it too. While the task is awake, further pieces wait in the
 response. If they become too many, the provider's socket is paused, and continues when the task sleeps again.
 
-The pieces that the task handles are read by the same functions. A body without a socket, such as that of litellm, is
-iterated by the task, which then calls `take` itself.
+The task reads its pieces with the same functions. A body without a socket, such as one from litellm, has no callback:
+the task iterates over it, and calls `take` itself.
 """
 
 from __future__ import annotations
@@ -34,18 +36,18 @@ from gateway.core.http.headers import mask
 from gateway.dialects.base import StreamMeter
 from gateway.stores.leases import Lease
 
-#: before the task has handled the beginning of the stream
+#: A lease that lets nothing pass: it is used until the task has handled the start of the stream.
 _CLOSED: Final = Lease("", 0.0, 0, is_over=True)
 #: part of every event that is an error
 _ERROR: Final = b'"error"'
 
 
 class StreamPassage:
-    """The way of one stream through the gateway.
+    """Reads one stream and writes it to the client, with or without the task of the call.
 
     Args:
         state: the call.
-        accounts: knows how much may be passed on before the store is asked.
+        accounts: finds the lease, which says how much may be passed on before the store is asked.
         meter: reads the events.
         secrets: the gateway's keys, which are masked because an error may repeat one.
     """
@@ -61,19 +63,19 @@ class StreamPassage:
         self._accounts = accounts
         self.meter = meter
         self._secrets = secrets
-        #: where pieces are written without the task
+        #: writes to the client without the task
         self.output = DirectOutput()
-        #: says how much may be passed on without the task
+        #: its `free_until`: up to this number of bytes, pieces are passed on without the task
         self._lease = _CLOSED
-        #: a piece that the task has to handle; it was not read yet
+        #: a piece for the task, which was not read yet
         self.unread = b""
-        #: events that were read, and are not passed on yet
+        #: events for the task, which were read but not passed on yet
         self.unsent = b""
-        #: a slice of the piece that the task handles is still to be read
+        #: True while the task has not read its piece to the end
         self.has_rest = False
 
     def open(self) -> None:
-        """Pass on without the task from now on, as far as possible."""
+        """Let pieces pass without the task from now on, as far as the lease allows."""
         self._lease = self._accounts.lease_of(self._state)
         self._lease.free_up(self._response.bytes_sent)
 
@@ -85,7 +87,7 @@ class StreamPassage:
             self.unread = piece
             return False
         events = self._read(piece)
-        # A piece that completes a long event brings more than its own bytes.
+        # The meter returns an event when it is complete. So a piece can release more bytes than it has itself.
         is_due = self.meter.ended or response.bytes_sent >= lease.free_until
         if is_due or (events and not self.output.write(events)):
             self.unsent = events
@@ -93,14 +95,14 @@ class StreamPassage:
         return True
 
     def _may_read(self, come: int, size: int) -> bool:
-        """Return whether a piece may be passed on without the task. `come`: bytes of the response with the piece."""
+        """Return whether a piece may be passed on without the task. `come`: bytes of the response with it."""
         self._lease.free_up(come, size)
         return come < self._lease.free_until
 
     def events_for_task(self) -> Iterator[bytes]:
-        """Yield the events that wait for the task, but keep those that were read together with the end mark.
+        """Yield the events that wait for the task. Those that were read together with the end mark stay in `unsent`.
 
-        A piece is read in slices, so that even a stream which arrives in one piece can be ended in its middle.
+        A piece is read in slices. So a stream that arrives in a single piece can still be ended in the middle.
         """
         if self.unsent and not self.meter.ended:
             events, self.unsent = self.unsent, b""
@@ -117,7 +119,7 @@ class StreamPassage:
                 yield events
 
     def take_after_end(self, piece: bytes) -> bool:
-        """Read a piece after the end mark, which changes nothing; return True to continue."""
+        """Read a piece after the end mark and pass nothing on, as the call is settled; return True to continue."""
         self.meter.feed(piece)
         return True
 

@@ -1,4 +1,4 @@
-"""Track whether the store of a worker can be used, so that no call waits for one that cannot."""
+"""Track whether the store of a worker is available, so that no call waits for an unavailable one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _MOST_DAMAGES: Final = 1_000
 
 
 class Availability:
-    """Whether the store is unavailable: from the first failure until the settler has settled all waiting records.
+    """Knows whether the store is unavailable.
+
+    It counts as unavailable from its first failure until the settler has written all waiting records.
 
     Args:
-        is_open: accept calls while the store is unavailable.
+        accepts_without_store: accept calls while the store is unavailable (`store.on_failure: open`).
         waiting: returns the number of ended calls that wait for the store.
         on_failure: called at each failure, so that the store is tried again.
 
@@ -32,11 +34,11 @@ class Availability:
     def __init__(
         self,
         *,
-        is_open: bool = False,
+        accepts_without_store: bool = False,
         waiting: Callable[[], int] = lambda: 0,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        self.is_open = is_open
+        self.accepts_without_store = accepts_without_store
         self.failures = 0
         self.on_available: Callable[[], None] = lambda: None
         self._waiting = waiting
@@ -56,28 +58,28 @@ class Availability:
         )
 
     def check(self) -> None:
-        """Refuse a new call at once while the store is unavailable, unless `is_open`.
+        """Refuse a new call at once while the store is unavailable, unless `accepts_without_store`.
 
         Raises:
             StoreUnavailable: the store is unavailable.
         """
         if self._is_unavailable:
-            self.check_open()
+            self.check_accepts_without_store()
 
-    def check_open(self) -> None:
-        """Refuse a call for which the store could not be used, unless `is_open`.
+    def check_accepts_without_store(self) -> None:
+        """Refuse a call whose use of the store failed, unless `accepts_without_store`.
 
         Raises:
             StoreUnavailable: calls are not accepted without the store.
         """
-        if not self.is_open:
+        if not self.accepts_without_store:
             raise self.error()
 
     def report(self, error: StoreUnavailable) -> None:
         """Mark the store as unavailable after an error, so that no call waits for it until it is available again.
 
-        Damage is only logged, as the store still works for other calls. A conflict or a refused record is no failure
-        of the store.
+        Damage is only logged, as the store still works for other calls. Conflicts and refused records are ignored: in
+        both cases the store works.
         """
         if isinstance(error, (StoreConflict, RecordRefused)):
             return
@@ -86,7 +88,7 @@ class Availability:
             self._log_damage(error)
             return
         if not self._is_unavailable:
-            consequence = "calls continue and are journaled" if self.is_open else "calls are refused"
+            consequence = "calls continue and are journaled" if self.accepts_without_store else "calls are refused"
             logger.error("store unavailable, %s: %s", consequence, error.message)
             self._is_unavailable = True
         self._on_failure()
@@ -97,7 +99,7 @@ class Availability:
             logger.error("store damaged, calls are refused: %s", error.message)
 
     def restore(self) -> None:
-        """Mark the store as available again, as it has taken all waiting records."""
+        """Mark the store as available again, after all waiting records were written."""
         if self._is_unavailable:
             self._is_unavailable = False
             logger.warning("store available again, all settlements written")

@@ -1,13 +1,14 @@
-"""Wrap the store for calls, and decide in one place what they get while it is unavailable.
+"""Wrap the store of a worker, so that calls fail at once instead of waiting while it is unavailable.
 
-While the store is unavailable, each method raises `StoreUnavailable` at once, so callers need not ask before. The first
-error of the store marks it as unavailable. Accounts have a substitute: see `StaleAccounts`.
+While the store is unavailable, each method raises `StoreUnavailable` at once, so callers need not check before. Only
+balances have a substitute: those that were read last, see `StaleAccounts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
@@ -33,7 +34,7 @@ from gateway.stores.stale_accounts import StaleAccounts
 
 
 class _Guard:
-    """A context that refuses to use an unavailable store. `is_reported`: errors of the store are reported."""
+    """A context that raises an error if the store is unavailable. `is_reported`: new errors mark it as unavailable."""
 
     def __init__(self, availability: Availability, *, is_reported: bool) -> None:
         self._availability = availability
@@ -51,21 +52,23 @@ class _Guard:
 
 
 class FallbackStore:
-    """A `Store` that no call waits for while it is unavailable.
+    """A `Store` that fails at once while it is unavailable.
 
-    An error of what every call needs marks the store as unavailable: of accounts, of earlier calls and of lessons. An
-    error of what a call can do without only fails that work: of the session's state and of the texts of tool results.
+    | an error of | has this effect |
+    |---|---|
+    | what every call needs: accounts, earlier calls, client keys, lessons | the store is marked as unavailable |
+    | other work: updates and lists of sessions, tool results, maintenance | only this operation fails |
 
     Args:
         store: the store of the worker.
-        availability: whether it is unavailable.
+        availability: knows whether the store is unavailable.
         stale: the accounts as last read, for the time while it is unavailable.
     """
 
     def __init__(self, store: Store, availability: Availability, stale: StaleAccounts | None = None) -> None:
         self.availability = availability
         self.stale = stale if stale is not None else StaleAccounts()
-        # From then on, the store knows what was spent without it.
+        # The store then has the records of all ended calls, so what they spent is no longer added here.
         availability.on_available = self.stale.drop_spent
         self._store = store
         self._needed = _Guard(availability, is_reported=True)
@@ -105,7 +108,7 @@ class FallbackStore:
             return await self._store.renew(noted)
 
     async def overdue_holds(self, limit: int) -> Sequence[OpenHold]:
-        """See `Ledger.overdue_holds`. No call waits for it."""
+        """See `Ledger.overdue_holds`. Only maintenance needs it."""
         with self._optional:
             return await self._store.overdue_holds(limit)
 
@@ -144,7 +147,7 @@ class FallbackStore:
             return await self._store.sessions(namespace, limit, cursor, sort, part=part)
 
     async def remembered(self, session: SessionKey) -> Remembered:
-        """See `Sessions.remembered`. A call needs it to know which accounts it is charged to."""
+        """See `Sessions.remembered`. It is needed: it names the parents, which are charged too."""
         with self._needed:
             return await self._store.remembered(session)
 
@@ -254,7 +257,7 @@ class FallbackStore:
     # --- Store -------------------------------------------------------------------------------------------------
 
     async def ping(self) -> None:
-        """See `Store.ping`. An unavailable store is asked as well."""
+        """See `Store.ping`. It is also sent to an unavailable store."""
         await self._store.ping()
 
     async def aclose(self) -> None:
@@ -262,5 +265,5 @@ class FallbackStore:
         await self._store.aclose()
 
 
-def _is_store(store: FallbackStore) -> Store:
-    return store
+if TYPE_CHECKING:
+    _: type[Store] = FallbackStore

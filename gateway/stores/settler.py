@@ -29,8 +29,9 @@ logger = logging.getLogger("gateway")
 _MAX_WAITING: Final = 10_000
 #: seconds between two tries to settle waiting records
 _RETRY_S: Final = 0.5
-#: Number of records that are settled in parallel. With `is_open`, calls also end during an outage. One record at a time
-#: would be too slow for a distant store: the queue would grow, and the store would stay marked as unavailable.
+#: Number of records that are settled in parallel. If calls are accepted during an outage, they also end during it. One
+#: record at a time would be too slow for a distant store: the queue would grow, and the store would stay marked as
+#: unavailable.
 _AT_ONCE: Final = 64
 #: seconds between two searches for journals of ended workers
 _RECOVER_S: Final = 10.0
@@ -44,7 +45,7 @@ class Settler:
     Args:
         store: takes the records.
         journal: keeps waiting records on the disk. None: they are in memory only, and lost with the process.
-        is_open: accept calls while the store is unavailable.
+        accepts_without_store: accept calls while the store is unavailable (`store.on_failure: open`).
         most_waiting: records that wait in memory. Further ones wait in the journal only; without a journal they are
             lost.
     """
@@ -54,11 +55,11 @@ class Settler:
         store: Store,
         journal: Journal | None = None,
         *,
-        is_open: bool = False,
+        accepts_without_store: bool = False,
         most_waiting: int = _MAX_WAITING,
     ) -> None:
         self.availability = Availability(
-            is_open=is_open, waiting=lambda: len(self._waiting), on_failure=self._retry_soon
+            accepts_without_store=accepts_without_store, waiting=lambda: len(self._waiting), on_failure=self._retry_soon
         )
         self._most_waiting = most_waiting
         self._store = store

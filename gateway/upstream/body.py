@@ -116,7 +116,7 @@ async def decompress(response: UpstreamReply) -> AsyncIterator[bytes]:
 
 
 class Chained(PassedPieces):
-    """The pieces that were read already, then the rest."""
+    """A body of which some pieces were read already: first these, then the rest."""
 
     def __init__(self, first: Sequence[bytes], rest: AsyncIterator[bytes]) -> None:
         self._first = deque(first)
@@ -134,7 +134,7 @@ class Chained(PassedPieces):
 
 
 async def pass_pieces(pieces: AsyncIterator[bytes], take: TakePiece) -> bool:
-    """Do what `PassedPieces.pass_to` does, with pieces of any kind: others are awaited one by one."""
+    """Call `take` with each piece, see `PassedPieces.pass_to`. Pieces of another kind are awaited one by one."""
     if isinstance(pieces, PassedPieces):
         return await pieces.pass_to(take)
     async for piece in pieces:

@@ -30,7 +30,7 @@ from gateway.upstream.read_timeout import ReadTimeout
 
 #: bytes of the head of a response, at most
 _MAX_HEAD: Final = 64 * 1024
-#: bytes of a response that wait to be taken, above which reading is paused
+#: If more bytes of a response than this wait to be taken, reading is paused.
 _KEPT: Final = 256 * 1024
 #: bytes of a request that are sent in one turn of the event loop
 _PIECE: Final = 512 * 1024
@@ -40,7 +40,7 @@ _INTERIM: Final = range(100, 200)
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 _SWITCHING: Final = 101
 #: From this status on, the provider has refused the request.
-_TURNED_AWAY: Final = 400
+_REFUSED: Final = 400
 _TIMEOUT: Final = re.compile(rb"(?:^|[\s,])timeout\s*=\s*\"?(\d{1,9})", re.IGNORECASE)
 #: Seconds less than the server keeps a connection open. A request takes time to arrive, and clocks count whole seconds.
 _MARGIN_S: Final = 1.0
@@ -388,7 +388,7 @@ class Connection(asyncio.Protocol):
         response, transport = self._response, self._transport
         if not self._rest or self._is_full or transport is None or transport.is_closing():
             return
-        if response is None or response.status >= _TURNED_AWAY:
+        if response is None or response.status >= _REFUSED:
             return
         piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:] or _NOTHING
         transport.write(piece)

@@ -1,8 +1,11 @@
 """Detect that the other side of a connection is gone.
 
-There are two signs. On a quiet connection the operating system sends a probe from time to time. The probes also keep
-the connection in the tables of firewalls and NATs, however long a model thinks. Sent data is sent again until it is
-acknowledged. The operating system tries that for a quarter of an hour, which is too long for a call.
+There are two signs:
+
+- No reply to probes, which the operating system sends while a connection is quiet. Probes also keep the connection in
+  the tables of firewalls and NATs while a model thinks.
+- No acknowledgement of sent data. The operating system sends the data again for a quarter of an hour, which is too long
+  for a call. So the number of these tries is checked.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 #: Retransmissions before a connection is given up: about 13 s for a nearby host, otherwise more.
-_SENT_AGAIN: Final = 6
+_MOST_RETRANSMISSIONS: Final = 6
 #: The counters since the last sign of life: `tcpi_retransmits` and `tcpi_probes` of `tcp_info`. The second counts
 #: probes for data that the other side had no room for, or that did not even leave this machine.
 _COUNTS: Final = slice(2, 4)
@@ -61,4 +64,4 @@ def is_unacknowledged(sock: Any) -> bool:
     if sys.platform != "linux":
         return False
     counts = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTS.stop)[_COUNTS]
-    return bool(max(counts) >= _SENT_AGAIN)
+    return bool(max(counts) >= _MOST_RETRANSMISSIONS)

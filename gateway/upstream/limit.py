@@ -14,7 +14,7 @@ class ConnectionLimit:
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     def try_take(self) -> bool:
-        """Take a place if one is free; never while a call waits. Return whether it was taken."""
+        """Take a place if one is free, and return whether it was taken. While calls wait, no place is free."""
         if not self._free:
             return False
         self._free -= 1

@@ -34,7 +34,7 @@ _NEXT_ADDRESS_S: Final = 0.25
 #: than a route takes to change.
 _PROBES: Final = KeepaliveSettings(after_s=15, every_s=15, times=4)
 #: seconds between two checks whether the used connections are still acknowledged
-_LOOK_S: Final = 2.0
+_CHECK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 #: seconds that connections have to end when the pool is closed
 _ENDS_WITHIN_S: Final = 1.0
@@ -137,7 +137,7 @@ class Origin:
         self._looking_up: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._pruning: asyncio.TimerHandle | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._ended = asyncio.Event()
 
@@ -195,16 +195,16 @@ class Origin:
         if self._idle:
             self._pruning = self._loop.call_at(min(connection.until for connection in self._idle), self._prune)
 
-    def _look(self) -> None:
+    def _check_acknowledged(self) -> None:
         """Abort connections whose other side is gone; their calls would wait as long as for a model that thinks."""
-        self._looking = None
+        self._check_timer = None
         for connection in [used for used in self._all if used.is_unacknowledged]:
             connection.abort(TimeoutError())
         self._schedule_look()
 
     def _schedule_look(self) -> None:
-        if self._looking is None and self._all:
-            self._looking = self._loop.call_later(_LOOK_S, self._look)
+        if self._check_timer is None and self._all:
+            self._check_timer = self._loop.call_later(_CHECK_S, self._check_acknowledged)
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
@@ -308,7 +308,7 @@ class Origin:
         self._is_closed = True
         if not self._all:
             self._ended.set()
-        for timer in (self._pruning, self._looking):
+        for timer in (self._pruning, self._check_timer):
             if timer is not None:
                 timer.cancel()
         if self._looking_up is not None:

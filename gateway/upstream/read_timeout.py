@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-#: How often an expired wait is checked again, and after how many seconds each. If the process was suspended, its timers
-#: are due and its sockets have data. Between the checks the data is read, and the waiting task can continue.
-_LOOKS: Final = 2
-_LOOK_S: Final = 0.05
+#: How often an expired wait is checked again before it counts, and the seconds before each check. After the process was
+#: suspended, this timer is due although data has arrived. Between two checks, the event loop can read that data.
+_CHECKS: Final = 2
+_CHECK_S: Final = 0.05
 
 
 class ReadTimeout:
@@ -18,15 +18,15 @@ class ReadTimeout:
     The timer checks when it is due. Time outside of a wait does not count.
     """
 
-    __slots__ = ("_expired", "_limit", "_looks", "_loop", "_since", "_timer")
+    __slots__ = ("_checks", "_expired", "_limit", "_loop", "_since", "_timer")
 
     def __init__(self, limit: float, expired: Callable[[], object]) -> None:
         self._limit = limit
         self._expired = expired
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
-        self._looks = 0
-        self._timer = self._loop.call_later(limit, self._look)
+        self._checks = 0
+        self._timer = self._loop.call_later(limit, self._check)
 
     def begin(self) -> None:
         """Begin a wait."""
@@ -40,13 +40,13 @@ class ReadTimeout:
         """Stop the timer."""
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         waited = 0.0 if self._since is None else self._loop.time() - self._since
         if waited < self._limit:
-            self._looks = 0
-            self._timer = self._loop.call_later(self._limit - waited, self._look)
-        elif self._looks < _LOOKS:
-            self._looks += 1
-            self._timer = self._loop.call_later(_LOOK_S, self._look)
+            self._checks = 0
+            self._timer = self._loop.call_later(self._limit - waited, self._check)
+        elif self._checks < _CHECKS:
+            self._checks += 1
+            self._timer = self._loop.call_later(_CHECK_S, self._check)
         else:
             self._expired()

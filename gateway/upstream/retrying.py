@@ -106,7 +106,7 @@ class RetryingUpstream:
             try:
                 reply = await self._try(sending)
             except UpstreamFault as fault:
-                is_worth_it = fault.may_pass and not (fault.took_long and request.has_next)
+                is_worth_it = fault.is_retryable and not (fault.took_long and request.has_next)
                 wait = self._retry.wait(tries, None, self._chance()) if is_worth_it else None
                 self._failed(is_providers=fault.is_providers, is_last=wait is None)
                 if wait is None:
@@ -137,7 +137,7 @@ class RetryingUpstream:
             self._breaker = self._breaker.after_abandon()
             raise
         if not is_provider_failure(reply.status):
-            self._record(well=True)
+            self._record(succeeded=True)
         return reply
 
     def _failed(self, *, is_providers: bool, is_last: bool) -> None:
@@ -146,7 +146,7 @@ class RetryingUpstream:
         `is_providers`: the provider caused the failure. Bad requests of one client must not open the circuit for all.
         """
         if is_providers and (is_last or self._breaker.is_probed):
-            self._record(well=False)
+            self._record(succeeded=False)
         else:
             self._breaker = self._breaker.after_abandon()
 
@@ -178,12 +178,12 @@ class RetryingUpstream:
             fault.retry_after = seconds
             raise fault
 
-    def _record(self, *, well: bool) -> None:
+    def _record(self, *, succeeded: bool) -> None:
         self.was_called = True
         if well and self._breaker is CLOSED:
             return
         before = self._breaker
-        self._breaker = before.after_call(self._policy, self._clock(), well=well)
+        self._breaker = before.after_call(self._policy, self._clock(), succeeded=succeeded)
         if (before.since is None) != (self._breaker.since is None):
             state = "closed" if self._breaker.since is None else f"open for {self._policy.open_s:g} s"
             logger.warning("provider %s: circuit %s", self._name, state)

@@ -69,9 +69,11 @@ async def test_of_two_parents_named_concurrently_one_is_kept_and_the_other_refus
 
 async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
     """Return the ids of the parents that a call of a session is charged to."""
-    _, charged, book = await asked.read(session, ChargedAccounts("alice", session=session), named, with_totals=False)
-    assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
-    assert [balance.key for balance in book.balances] == [claim.key for claim in book.claims]
+    _, charged, accounts = await asked.read(
+        session, ChargedAccounts("alice", session=session), named, with_totals=False
+    )
+    assert [claim.key for claim in accounts.claims] == [key.account for key in (*reversed(charged.parents), session)]
+    assert [balance.key for balance in accounts.balances] == [claim.key for claim in accounts.claims]
     return [key.id for key in charged.parents]
 
 
@@ -167,16 +169,16 @@ async def test_a_call_reserved_before_the_store_became_unavailable_is_counted_on
     leases = Leases(store, store.settle, lease_s=60)
     found = Budgets(fallback_of(store), leases, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
 
-    async def taken(book: CallAccounts, call_id: str) -> TakenHold:
+    async def taken(accounts: CallAccounts, call_id: str) -> TakenHold:
         need = CallNeed(100, output=50)
-        return await found.reserve(book, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
+        return await found.reserve(accounts, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
 
-    held = await taken(await found.book(charged), "1")
-    await taken(found.stale_book(charged), "2")
+    held = await taken(await found.read_accounts(charged), "1")
+    await taken(found.stale_accounts(charged), "2")
     assert [balance.held.tokens for balance in await store.balances([Claim(A.account)])] == [150]
-    (before,) = found.stale_book(charged).balances
+    (before,) = found.stale_accounts(charged).balances
     found.close(held, Amount(150, 0, 1))
-    assert found.stale_book(charged).balances == (before,)
+    assert found.stale_accounts(charged).balances == (before,)
     assert before.used.tokens + before.held.tokens == 300
 
 
@@ -185,20 +187,22 @@ async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, i
     store, stale, charged = MemoryStore(), StaleAccounts(), ChargedAccounts("alice", session=A)
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
     found = Budgets(fallback_of(store, stale), leases, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
-    await found.book(charged)
+    await found.read_accounts(charged)
     need, call = CallNeed(100, output=700), record("a", 0.0)
-    taken = await found.reserve(found.stale_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
+    taken = await found.reserve(
+        found.stale_accounts(charged), call.call_id, lambda: need, lambda _: call, is_stream=False
+    )
     stale.drop_spent()
     if is_reported_in_time:
         await leases.tick()
-    (balance,) = (await found.book(charged)).balances
+    (balance,) = (await found.read_accounts(charged)).balances
     assert balance.left("tokens") == (200 if is_reported_in_time else 1_000)
-    (balance,) = found.stale_book(charged).balances
+    (balance,) = found.stale_accounts(charged).balances
     assert balance.left("tokens") == 200, "the store is unavailable again"
     await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
     found.close(taken, Amount(10))
     await leases.tick()
-    (balance,) = (await found.book(charged)).balances
+    (balance,) = (await found.read_accounts(charged)).balances
     assert (balance.used.tokens, balance.held.tokens) == (10, 0)
-    (balance,) = found.stale_book(charged).balances
+    (balance,) = found.stale_accounts(charged).balances
     assert balance.left("tokens") == 990

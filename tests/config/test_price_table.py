@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from gateway.config.model_catalog import Catalog
-from gateway.config.price_table import LEAST_PRICED, PriceTable, fetched_file, load_price_table, packed_table
+from gateway.config.price_table import LEAST_PRICED, PriceTable, compressed_table, fetched_file, load_price_table
 from gateway.core.routing import Route
 
 ENTRIES = {f"model-{number}": {"input_cost_per_token": 1e-06} for number in range(LEAST_PRICED)}
 
 
 def packed(day: str = "2026-01-02", **entries: object) -> bytes:
-    return packed_table(json.dumps(ENTRIES | entries).encode(), "a test", day)
+    return compressed_table(json.dumps(ENTRIES | entries).encode(), "a test", day)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_table_keeps_what_the_gateway_reads_and_the_text_of_numbers() -> None:
     text = b'{"mode": "chat", "supports_vision": true, "max_tokens": 9, "input_cost_per_token": 1.10e-06}'
     content = json.dumps(ENTRIES).encode()[:-1] + b', "own": ' + text + b', "no object": [1]}'
-    table = PriceTable(packed_table(content, "a test", "2026-01-02"))
+    table = PriceTable(compressed_table(content, "a test", "2026-01-02"))
     assert bytes(table["own"]) == b'{"mode":"chat","max_tokens":9,"input_cost_per_token":1.10e-06}'
     assert (table.name, len(table)) == ("a test (2026-01-02)", LEAST_PRICED + 2)
     assert bytes(table["no object"]) == b"{}"
@@ -71,7 +71,7 @@ def test_package_has_the_prices_and_limits_of_the_litellm_that_it_names() -> Non
 )
 def test_other_content_makes_no_table(content: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        packed_table(content, "a test", "2026-01-02")
+        compressed_table(content, "a test", "2026-01-02")
 
 
 def test_fetched_table_is_used_unless_the_package_has_a_newer_one(fetched: Path) -> None:

@@ -163,7 +163,7 @@ async def test_a_summary_that_cannot_be_stored_is_not_used(
         return FakeReply()
 
     summing.upstream.answer = answer
-    summing.settler.availability.is_open = True
+    summing.settler.availability.accepts_without_store = True
     reply, _ = await summing.call(summing.incoming(long_body()))
     assert reply.status == 200
     _, main = summing.upstream.sent

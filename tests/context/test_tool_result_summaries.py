@@ -245,7 +245,7 @@ async def test_a_refused_summary_leaves_the_extract() -> None:
 
 
 async def test_no_summary_is_requested_while_the_store_is_unavailable(summing: SummingWorld) -> None:
-    summing.settler.availability.is_open = True
+    summing.settler.availability.accepts_without_store = True
     summing.store.away = True
     await summing.turn(*logs(2))
     assert summing.asked == []

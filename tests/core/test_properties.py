@@ -25,7 +25,7 @@ from gateway.core.pricing import Price, Rates, cost, price_from_table
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.dialects import CHAT, endpoint
 from gateway.dialects.base import StreamMeter
-from gateway.dialects.fields import _MEANT, decode, read_fields, write_fields
+from gateway.dialects.fields import _COST_FIELDS, decode, read_fields, write_fields
 from gateway.dialects.reported import UsageReader, count
 
 law = settings(max_examples=100, deadline=None)
@@ -403,7 +403,7 @@ def test_body_is_refused_only_for_duplicate_keys(spelled: tuple[bytes, list[tupl
     if len(set(names)) < len(names):
         with pytest.raises(InvalidRequest, match="more than once"):
             read_fields(body)
-    elif any(name != name.casefold() and name.casefold() in _MEANT for name in names):
+    elif any(name != name.casefold() and name.casefold() in _COST_FIELDS for name in names):
         with pytest.raises(InvalidRequest, match="must be written"):
             read_fields(body)
     else:

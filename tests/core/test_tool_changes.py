@@ -14,7 +14,7 @@ from gateway.core.tool_changes import (
     ToolChange,
     changes_of,
     inserted,
-    may_stand_at,
+    may_be_inserted_at,
     with_wanted,
     withdrawn_after,
 )
@@ -118,7 +118,7 @@ def test_a_tool_that_the_request_does_not_list_is_not_named() -> None:
 def test_tool_change_is_placed_after_user_message(
     messages: Sequence[dict[str, Any]], size: int, *, may_stand: bool
 ) -> None:
-    assert may_stand_at(bound(messages), size) is may_stand
+    assert may_be_inserted_at(bound(messages), size) is may_stand
 
 
 def test_a_change_whose_response_never_came_is_not_repeated_between_two_messages_of_the_user() -> None:

@@ -242,7 +242,7 @@ async def test_an_unavailable_store_refuses_calls_before_they_are_sent(world: Wo
 
 
 async def test_calls_made_without_the_store_are_added_when_it_is_available_again(world: World) -> None:
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     world.store.away = True
     for _ in range(3):
         reply, _ = await world.call()
@@ -272,7 +272,7 @@ async def test_no_call_waits_for_a_store_known_to_be_unavailable(
             {"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn} {rows}"},
             {"role": "user", "content": f"and number {turn}?"},
         ]
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     await world.call()
     world.store.away = True
     world.settler.availability.report(StoreUnavailable("away"))
@@ -285,7 +285,7 @@ async def test_no_call_waits_for_a_store_known_to_be_unavailable(
 
 async def test_without_the_store_only_the_last_known_remaining_budget_is_used() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     assert (await world.call())[0].status == 200
     world.store.away = True
     replies = [(await world.call())[0] for _ in range(4)]
@@ -421,7 +421,7 @@ async def test_a_hold_taken_although_the_store_seemed_unavailable_is_released() 
 @pytest.mark.parametrize("named", ["above", None])
 async def test_without_the_store_a_call_is_charged_to_the_last_known_parents(named: str | None) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     keys = (KEY, SessionKey("alice", "above"), SessionKey("alice", "top"))
     await world.store.update(keys[1], lambda state: state.with_parent("top"))
     await world.call(world.incoming(directives=Directives(parent="above")))
@@ -438,7 +438,7 @@ async def test_a_call_that_names_its_parent_is_charged_to_the_parents_known_at_a
     goes_at: str,
 ) -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     above, top = SessionKey("alice", "above"), SessionKey("alice", "top")
     await world.store.update(above, lambda state: state.with_parent("top"))
     world.store.away, world.store.loses_response = goes_at == "the start", goes_at == "the hold"
@@ -455,7 +455,7 @@ async def test_a_call_that_names_its_parent_is_charged_to_the_parents_known_at_a
 
 async def test_holds_of_running_calls_count_as_used_without_the_store() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as running:
         assert running.status == 200
@@ -479,7 +479,7 @@ class CountingStore(UnavailableStore):
 async def test_a_stream_reserved_during_an_outage_does_not_wait_for_the_store_afterwards() -> None:
     store = CountingStore()
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), store=store)
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
     store.away = True
     async with world.gateway.handle(world.incoming(STREAM)) as running:

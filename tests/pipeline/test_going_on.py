@@ -216,7 +216,7 @@ async def test_without_the_store_a_call_with_an_unknown_session_gets_503(is_know
 
 async def test_without_the_store_an_open_gateway_derives_the_session_from_the_text() -> None:
     world = World()
-    world.settler.availability.is_open = world.store.away = True
+    world.settler.availability.accepts_without_store = world.store.away = True
     reply = await answered(world, previous_response_id="resp_1")
     assert reply.request.session == (await answered(world)).request.session is not None
 

@@ -862,7 +862,7 @@ async def test_a_response_does_not_wait_for_an_unavailable_store() -> None:
 
 async def test_no_step_is_enforced_while_the_position_is_unknown() -> None:
     world = world_of(replace(WORK, enforce="reject"))
-    world.settler.availability.is_open = True
+    world.settler.availability.accepts_without_store = True
     world.store.away = True
     sending = body(["publish"])
     reply, _ = await call(world, sending)

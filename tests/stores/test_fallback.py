@@ -87,7 +87,7 @@ async def test_conflicts_refused_records_and_damage_leave_the_store_available(
 
 
 async def test_balances_that_were_read_are_known_while_the_store_is_unavailable() -> None:
-    store, availability = MemoryStore(), Availability(is_open=True)
+    store, availability = MemoryStore(), Availability(accepts_without_store=True)
     fallback = FallbackStore(store, availability)
     await fallback.balances([CLAIM])
     availability.report(StoreUnavailable("gone"))
@@ -102,7 +102,7 @@ async def test_balances_that_were_read_are_known_while_the_store_is_unavailable(
 
 
 async def test_a_call_is_refused_without_the_store_unless_calls_continue_without_it() -> None:
-    Availability(is_open=True).check_open()
+    Availability(accepts_without_store=True).check_accepts_without_store()
     with pytest.raises(StoreUnavailable):
-        Availability().check_open()
+        Availability().check_accepts_without_store()
     Availability().check()

@@ -29,11 +29,11 @@ from gateway.core.session import SessionState
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.redis import RedisStore
-from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.redis.link import SingleLink
 from gateway.stores.redis.per_server import CALLS_PER_SESSION
 from gateway.stores.redis.scripts import Command
+from gateway.stores.redis.write_combiner import WriteCombiner
 from tests.stores.counting import counts, ending, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
@@ -1202,16 +1202,16 @@ async def test_changes_that_wait_for_one_another_are_written_together() -> None:
             raise StoreUnavailable("away")
         return [work * 2 for work in works]
 
-    folding = Folding[str, int](write)
-    results = await asyncio.gather(*(folding.add("k", number) for number in range(64)), folding.add("other", 7))
+    combiner = WriteCombiner[str, int](write)
+    results = await asyncio.gather(*(combiner.add("k", number) for number in range(64)), combiner.add("other", 7))
     assert results == [*(number * 2 for number in range(64)), 14]
     assert [len(batch) for batch in batches] == [64, 1]
-    first = asyncio.create_task(folding.add("k", 1))
+    first = asyncio.create_task(combiner.add("k", 1))
     await asyncio.sleep(0.005)
-    failed = await asyncio.gather(folding.add("k", 99), folding.add("k", 2), return_exceptions=True)
+    failed = await asyncio.gather(combiner.add("k", 99), combiner.add("k", 2), return_exceptions=True)
     assert [type(one) for one in failed] == [StoreUnavailable] * 2
-    assert (await first, await folding.add("k", 3)) == (2, 6)
-    await folding.drain()
+    assert (await first, await combiner.add("k", 3)) == (2, 6)
+    await combiner.drain()
 
 
 async def test_what_is_under_way_when_the_store_closes_is_written(

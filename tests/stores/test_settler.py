@@ -120,7 +120,7 @@ async def test_waiting_records_are_settled_in_parallel_and_failed_ones_stay(reco
             return await super().settle(record, ending)
 
     store = FarStore()
-    settler = Settler(store, is_open=True)
+    settler = Settler(store, accepts_without_store=True)
     settler.availability.report(StoreUnavailable("away"))
     records = [record() for _ in range(100)]
     for one in records:
@@ -141,7 +141,7 @@ async def test_store_becomes_available_while_calls_keep_ending(record: MakeRecor
             return await super().settle(record, ending)
 
     store = SlowStore()
-    settler = Settler(store, is_open=True)
+    settler = Settler(store, accepts_without_store=True)
     settler.availability.report(StoreUnavailable("away"))
     ended: list[asyncio.Task[Totals | None]] = []
 

@@ -98,7 +98,7 @@ async def test_calls_that_time_out_waiting_for_a_connection_are_not_at_work() ->
     for busy in result[2:]:
         assert isinstance(busy, UpstreamBusy)
         assert not busy.is_providers
-        assert not busy.may_pass
+        assert not busy.is_retryable
         assert "max_connections" in busy.message
     assert reported == [True, True], "nothing was sent of the others"
 

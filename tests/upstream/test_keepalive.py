@@ -29,8 +29,8 @@ LARGE = bytes(16 * 1024 * 1024)
 @pytest.fixture
 def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after two retransmissions, and check often."""
-    monkeypatch.setattr(keepalive, "_SENT_AGAIN", 2)
-    monkeypatch.setattr(origin, "_LOOK_S", 0.05)
+    monkeypatch.setattr(keepalive, "_MOST_RETRANSMISSIONS", 2)
+    monkeypatch.setattr(origin, "_CHECK_S", 0.05)
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +102,7 @@ async def test_busy_host_that_reads_nothing_is_waited_for() -> None:
     go_on = asyncio.Event()
     async with reading_heads(go_on, is_muted=False) as url, upstream_of(url) as upstream:
         asking = asyncio.create_task(ask(upstream, url, body=LARGE))
-        await eventually(lambda: asked_for_room(upstream) > keepalive._SENT_AGAIN, "the system asks for room")
+        await eventually(lambda: asked_for_room(upstream) > keepalive._MOST_RETRANSMISSIONS, "the system asks for room")
         assert not asking.done()
         go_on.set()
         assert await asyncio.wait_for(asking, LIMIT_S) == b"ok"

@@ -136,12 +136,12 @@ class CircuitState:
         """Return the state after a call was sent."""
         return replace(self, is_probed=True) if self.since is not None else self
 
-    def after_call(self, policy: BreakerPolicy, now: float, *, well: bool) -> CircuitState:
+    def after_call(self, policy: BreakerPolicy, now: float, *, succeeded: bool) -> CircuitState:
         """Return the state after a call ended.
 
         If the circuit is open, the failure of an earlier call changes nothing.
         """
-        if well:
+        if succeeded:
             return CLOSED
         failed = self.failed + 1
         if self.is_probed or (self.since is None and failed >= policy.failures):

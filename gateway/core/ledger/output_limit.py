@@ -9,7 +9,7 @@
 | which limit is sent to the provider, and why? | `limit_to_set`, then `LimitToSend.within` |
 
 `gateway.dialects.limits` reads what a request asks for (`OutputAsked`), and writes the limit into its fields. The other
-modules only collect the numbers.
+modules only collect the numbers. A unit of a hold is one output token in each choice.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def lowest(limit: int, *bounds: int | None) -> int:
 def output_room(window: int | None, tokens: int) -> int | None:
     """Return the output tokens that fit into a context window after `tokens` of input, or None.
 
-    None: the window is unknown, or fewer than `USEFUL` tokens are left. In the second case either the provider refuses
-    the call for its length, which costs nothing, or the estimate is wrong.
+    None: the window is unknown, or fewer than `USEFUL` tokens are left. In the second case no limit is derived from the
+    window: either the provider refuses the call for its length, which costs nothing, or the estimate is wrong.
     """
     room = window - tokens if window is not None else 0
     return room if room >= USEFUL else None
@@ -174,7 +174,7 @@ class CallNeed:
         least_output: the smallest output limit, in tokens, that the provider accepts; 0: any.
         choices: how many choices the call asks for.
         has_output: the output is billed by its tokens.
-        rate: the highest price of a token; None if it is unknown.
+        rate: the highest prices of an input and an output token; None if they are unknown.
         is_priced: the price is known, or the call is not billed by tokens.
         model: the model that the price is for.
         can_grow: the hold can be extended while the output arrives.
@@ -217,7 +217,8 @@ def hold_for(
 def _fewest_units(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
     """Return the fewest units with which a call is useful.
 
-    Other calls may release their holds. Waiting for that is better than a small part of the output now.
+    While other calls hold something, this is a share of the output that would be possible without them: a later try is
+    better than a very short output now.
     """
     if not any(any(balance.held) for balance in balances):
         return min(most, USEFUL)
@@ -247,7 +248,7 @@ def _units_left(balances: Sequence[Balance], fixed: Amount, unit: Amount, most: 
 
 
 def limit_of_hold(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
-    """Return the output limit that keeps the response within the hold; None if it needs none."""
+    """Return the output limit that keeps the response within the hold; None if no limit is needed."""
     if not need.has_output or not limits_output(granted.balances):
         return None
     if need.output is not None:

@@ -1,9 +1,9 @@
 """Rank old messages of the user and the assistant by how well they answer the newest question.
 
-A question about a long talk shares few words with its answer, and in other forms: "when did you start to dance" and
-"dancing since May". A block is too short to decide, and one term is worth little. So whole messages are ranked with
-BM25, by the beginnings of their words. A message gains from the one before or after it, since an answer follows its
-question.
+A question has few words in common with the message that answers it, and often in other forms: "when did you start to
+dance" and "dancing since May". One block has too few words to compare. So whole messages are ranked with BM25, by the
+first letters of their words. A message also gets a share of the score of the message before or after it, because an
+answer follows its question.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.core.trimming.relevance import rarity
 from gateway.core.trimming.terms import STOP_WORDS, character_pairs
 from gateway.core.values import dataclass
 
-#: Letters of a word by which it is compared. This joins the forms of a word, such as dance and dancing, in most
-#: languages with an alphabet. Different words with the same beginning are rare enough in one talk.
+#: First letters of a word that are compared. In most languages with an alphabet, they are the same for all forms of a
+#: word, such as dance and dancing. In one conversation, few different words begin with the same letters.
 _ROOT_CHARS: Final = 4
 _WORD: Final = re.compile(r"\w+")
-#: Shorter words that say nothing in a question; `STOP_WORDS` has the longer ones.
+#: Short words that are ignored, because they occur in most messages. `STOP_WORDS` has longer ones.
 _SHORT_STOP_WORDS: Final = frozenset(
     """
     a all am an and any are as at be but by can did do for from get got had has he her him his how i if in is it its ll
@@ -33,18 +33,18 @@ _SHORT_STOP_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905 - as in `terms`
 )
 _STOP_ROOTS: Final = _SHORT_STOP_WORDS | STOP_WORDS
-#: BM25: how fast further mentions of a word lose value, and how much a long message is marked down.
+#: The parameters k1 and b of BM25: how fast further uses of a word lose value, and how much a long message does.
 _SATURATION: Final = 1.2
 _LENGTH_PENALTY: Final = 0.75
 #: Share of the score of its neighbour that a message gains.
 _NEIGHBOUR: Final = 0.4
-#: Characters of a question that are read: with more, it is a document and asks nothing in particular.
+#: A longer message of the user, in characters, is treated as a document and not as a question.
 _MAX_QUESTION_CHARS: Final = 2_000
-#: A message with less than this share of the best score answers something else.
+#: A message with less than this share of the best score does not count as an answer.
 _MIN_SCORE_SHARE: Final = 0.2
-#: A message that takes more than this share of the room is better shortened than sent whole.
+#: An answer that takes more than this share of the room is not sent whole.
 MAX_ANSWER_SHARE: Final = 0.1
-#: bytes in memory of an entry of the tables below
+#: bytes in memory of an entry of `WordRoots.counts`
 _ENTRY_BYTES: Final = 120
 
 
@@ -111,7 +111,7 @@ def _scores(asked: Iterable[str], messages: Sequence[WordRoots]) -> list[float]:
     for root in asked:
         found = [(place, one.counts[root]) for place, one in enumerate(messages) if root in one.counts]
         if 2 * len(found) >= len(messages):
-            continue  # what every second message has answers no question
+            continue  # a word in half of the messages does not show which of them answers the question
         gain = rarity(1.0, len(messages), len(found))
         for place, count in found:
             damped = _SATURATION * (1 - _LENGTH_PENALTY + _LENGTH_PENALTY * messages[place].length / mean)

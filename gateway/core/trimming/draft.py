@@ -185,7 +185,7 @@ class Draft:
         return draft
 
     def with_rule(self, before: Draft, rule: str) -> Draft:
-        """Return this draft, with this strategy's name for each message whose decision differs from `before`."""
+        """Return this draft, with the strategy `rule` noted for each message whose decision differs from `before`."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
         return self._share_counts(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 
@@ -366,7 +366,7 @@ def _add_lines(message: Message, text: str) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}\n\n{text}" if content else text}
-    # Use one rule for both spellings of a content. A moving cache mark would otherwise change what was sent before.
+    # Clients that move a cache mark write the same text as a string or as one part. Both must get the same text here.
     if is_one_text(content):
         part = content[0]
         return {**message, "content": [{**part, "text": f"{part['text']}\n\n{text}" if part["text"] else text}]}

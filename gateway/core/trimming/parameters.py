@@ -90,7 +90,7 @@ def _all_values(value: Any) -> Iterator[Any]:
 
 
 def _is_specific(shape: str) -> bool:
-    """Return whether a shape has letters besides a number: plain numbers, dates and times all look alike."""
+    """Return whether a shape has a number and letters. Other shapes, such as that of a date, fit too many values."""
     return "0" in shape and len(shape) >= _MIN_SHAPE_CHARS and any(map(str.isalpha, shape))
 
 

@@ -3,9 +3,10 @@
 What was sent before stays unchanged, so the provider's cache stays valid and the lines cost only their own tokens. They
 follow a neutral heading, each with the role of its message.
 
-Text of tools inside a user message could carry injected instructions. Therefore `said`, which the configuration sets by
-default, repeats only text of the user and the assistant. From old tool results it repeats only values that can be
-arguments of the tools, and only at the end of another tool result. `TrimPolicy` itself has recall off by default.
+If text of a tool were repeated in a user message, instructions in it would look like the user's. Therefore `said`, the
+default of the configuration, repeats only text of the user and the assistant. From old tool results it repeats only
+values that can be arguments of the tools, and only at the end of another tool result. `TrimPolicy` itself has recall
+off by default.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def recall(draft: Draft, room: float, scope: Recall, factors: RelevanceFactors) 
     message = draft.conversation.outlines[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
-    # A tool result may be followed by text of other results: no role is given words that it did not say.
+    # Values of results are recalled only at the end of a result, so that they do not look like words of the user.
     past, key = _cached_past(draft, _ROLES[scope], with_results=message.role in RESULT_ROLES)
     if not past.lines:
         return draft
@@ -102,7 +103,7 @@ class _Line(NamedTuple):
 
 
 class _TermUse(NamedTuple):
-    """The use of a term: its last message, how many assistant messages have it, and if it is more than a word."""
+    """The use of a term: its last message, how many assistant messages have it, and whether it is more than a word."""
 
     last: int
     assistant_uses: int
@@ -119,8 +120,8 @@ class _Past:
 
     size: int
     lines: tuple[_Line, ...]
-    #: the terms of these lines
-    seen: Mapping[str, _TermUse]
+    #: the terms of these lines, and their uses
+    uses: Mapping[str, _TermUse]
     #: term -> the places of all blocks that have it
     holders: Mapping[str, Sequence[int]]
     #: by place: how many terms the line has; an empty place follows each message, so that no line has a neighbour in
@@ -136,7 +137,7 @@ class _Past:
         """Return the approximate size in memory."""
         places = sum(map(len, self.holders.values())) + len(self.lengths)
         numbers = sum(map(len, self.present.values())) + sum(len(line.terms) for line in self.lines)
-        entries = len(self.lines) + len(self.seen) + len(self.holders) + len(self.present)
+        entries = len(self.lines) + len(self.uses) + len(self.holders) + len(self.present)
         return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
 
 
@@ -186,12 +187,12 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str], parameters: Pa
         blocks += len(numbers)
         lengths += [*(len(_terms_of(known, number)) for number in numbers), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
-    seen = _term_uses(draft, size, needed)
-    for term in parameters.wanted([term for term, one in seen.items() if one.is_named and not one.assistant_uses]):
-        seen[term] = seen[term]._replace(is_asked=True)
-    for term in seen.keys() & chain.from_iterable(open_values.values()):
-        seen[term] = seen[term]._replace(is_open=True)
-    return _Past(size, tuple(lines), seen, holders, lengths, blocks, present)
+    uses = _term_uses(draft, size, needed)
+    for term in parameters.wanted([term for term, one in uses.items() if one.is_named and not one.assistant_uses]):
+        uses[term] = uses[term]._replace(is_asked=True)
+    for term in uses.keys() & chain.from_iterable(open_values.values()):
+        uses[term] = uses[term]._replace(is_open=True)
+    return _Past(size, tuple(lines), uses, holders, lengths, blocks, present)
 
 
 def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
@@ -240,13 +241,13 @@ def _lines(index: int, known: KnownBlocks, numbers: Sequence[int], start: int, s
 
 
 def _term_uses(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
-    """Return the uses of terms in the first `size` messages alone, so that the cached result fits longer turns too."""
+    """Return the uses of terms in the first `size` messages. So the cached result stays valid when messages follow."""
     if not draft.memo.uses:
         return _term_uses_before(draft, size, terms)
     last, assistant_uses, named = draft.memo.uses[0]
     later = {term for term in terms if last[term] >= size}
-    seen = {term: _TermUse(last[term], assistant_uses[term], term in named) for term in terms}
-    return seen | _term_uses_before(draft, size, later)
+    uses = {term: _TermUse(last[term], assistant_uses[term], term in named) for term in terms}
+    return uses | _term_uses_before(draft, size, later)
 
 
 def _term_uses_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _TermUse]:
@@ -275,43 +276,43 @@ class _UnsaidTerms:
     #: lines recalled at the end of some of them
     recalls: Mapping[int, Lines]
     #: the terms and their uses
-    seen: Mapping[str, _TermUse]
+    uses: Mapping[str, _TermUse]
 
     @property
     def size_bytes(self) -> int:
         """Return the approximate size in memory."""
-        return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
+        return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.uses))
 
 
 def _unsaid_terms(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _TermUse]:
-    """Return the terms of the past that no later message has; the last message may still get lines, so not counted."""
+    """Return the terms of the past that no later message has. The last message is ignored: it may still get lines."""
     keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
 
     def renew(known: _UnsaidTerms | None) -> _UnsaidTerms:
         stop = past.size + len(known.keys) if known is not None else 0
         is_continued = known is not None and known.keys == keys[: len(known.keys)]
         if known is None or not is_continued or known.recalls != _lines_between(draft, past.size, stop):
-            known = _UnsaidTerms((), {}, past.seen)
+            known = _UnsaidTerms((), {}, past.uses)
         if len(known.keys) == len(keys):
             return known
         end = past.size + len(keys)
-        seen = _drop_said_terms(draft, known.seen, range(past.size + len(known.keys), end))
-        return _UnsaidTerms(keys, _lines_between(draft, past.size, end), seen)
+        uses = _drop_said_terms(draft, known.uses, range(past.size + len(known.keys), end))
+        return _UnsaidTerms(keys, _lines_between(draft, past.size, end), uses)
 
-    return draft.reader.extend_cached("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
+    return draft.reader.extend_cached("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).uses
 
 
 def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
     return {index: lines for index, lines in draft.recalls.items() if start <= index < stop}
 
 
-def _drop_said_terms(draft: Draft, seen: Mapping[str, _TermUse], indices: Iterable[int]) -> Mapping[str, _TermUse]:
+def _drop_said_terms(draft: Draft, uses: Mapping[str, _TermUse], indices: Iterable[int]) -> Mapping[str, _TermUse]:
     """Return the uses of terms that are neither in these messages nor in the lines recalled there."""
-    if not seen:
-        return seen
+    if not uses:
+        return uses
     draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
-    said = set[str]().union(*(seen.keys() & terms for terms in kept_terms(draft, indices)))
-    return {term: one for term, one in seen.items() if term not in said} if said else seen
+    said = set[str]().union(*(uses.keys() & terms for terms in kept_terms(draft, indices)))
+    return {term: one for term, one in uses.items() if term not in said} if said else uses
 
 
 # --- what is worth its tokens now -------------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def _relevance_by_term(
     if is_question:
         asked = draft.known(end - 1)
         for term in relevance.keys() & asked.all_terms.keys():
-            one = past.seen[term]
+            one = past.uses[term]
             relevance[term] = ASKED_SHARE * factors.odds(
                 1, one.assistant_uses, is_named=one.is_named or term in asked.named
             )

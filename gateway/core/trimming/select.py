@@ -2,8 +2,8 @@
 
 Units are opened, and blocks taken, in the order of their relevance per token. A tool call and its results are one unit.
 Opening it costs its frame (ids, names, short arguments), and only then can its blocks be taken one by one. A unit that
-is never opened is left out as a whole. Relevance only falls while blocks are taken, so a heap with old values needs
-just a second look at its first entry.
+is never opened is left out as a whole. While blocks are taken, the relevance of the others only falls. So the heap may
+hold outdated values, and only its first entry has to be computed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.core.trimming.relevance import RelevanceFactors, Scores
 
 #: Blocks are chosen by estimated tokens and then counted exactly, in up to so many rounds while room is left.
 _ROUNDS: Final = 3
-#: Less room than this share of the limit is left empty.
+#: If less room than this share of the limit is left, there is no further round.
 _MIN_ROOM_SHARE: Final = 0.02
 #: A task that takes at most this share of the room is kept whole: everything else is done for the task.
 _WHOLE_TASK_SHARE: Final = 0.3
@@ -34,8 +34,8 @@ _EQUAL_RATIO: Final = 1e-12
 def condense(draft: Draft, limit: int, factors: RelevanceFactors) -> Draft:
     """Choose blocks again for every unit that may be changed, so that all messages have at most `limit` tokens.
 
-    The result exceeds the limit only if what must stay does: pinned units, earlier decisions, and the start of the
-    task.
+    The result exceeds the limit only if the messages that must stay exceed it: pinned units, earlier decisions, and the
+    start of the task.
     """
     choice = _Choice(draft, limit)
     return choice.repeat(draft.steps) if draft.steps else choice.choose(factors)
@@ -81,7 +81,7 @@ class _Choice:
             candidate.open(self._blocks.scores)
             self._room -= candidate.frame
         if task is not None and task in self._units:
-            self._start_with(self._units[task], task)
+            self._take_task(self._units[task], task)
         self._take_answers()
         waiting: list[Entry] = []
         for number, candidate in enumerate(self._units.values(), -len(self._units)):
@@ -135,7 +135,7 @@ class _Choice:
         self._room = float(self._limit - draft.total())
         return draft
 
-    def _start_with(self, candidate: UnitCandidate, task: int) -> None:
+    def _take_task(self, candidate: UnitCandidate, task: int) -> None:
         """Take the task first: whole if it is short, else its first block or only its frame."""
         candidate.is_open = True
         short = _WHOLE_TASK_SHARE * self._room
@@ -218,8 +218,7 @@ class _Choice:
 def _was_left_out(draft: Draft, unit: Unit) -> bool:
     """Return whether an earlier trim left the unit out.
 
-    It stays so, because the prefix would change otherwise; only recall brings its lines back. The task is the
-    exception: everything else is done for the task.
+    Such a unit stays left out, because the prefix would change otherwise. Only recall repeats its lines.
     """
     return all(draft.decisions[index] == decision for index, decision in draft.least_decisions(unit).items())
 

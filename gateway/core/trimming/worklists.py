@@ -1,8 +1,8 @@
-"""Find values that the agent has still to work through.
+"""Find the values of a list that the agent has not used in a tool call yet (open values).
 
-An agent that looks up the first of five reservations will mostly look up the others. The list came in one message, as a
-value of a result or in the user's words. If a call already had one value of the list as an argument, the others are
-open until a call has them too.
+An agent that looked up the first of five reservations will probably look up the others. The list is in one message: in
+a tool result, or in the user's words. If one value of the list was an argument of a call, the others are open. A value
+is no longer open after a call had it as an argument.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from gateway.core.trimming.draft import Draft
 from gateway.core.trimming.reader import KnownBlocks
 from gateway.core.trimming.terms import IDENTIFIER, shapes_of
 
-#: A block with more open values is no list to work through, but a table of which a few rows are wanted.
+#: A block with more open values is treated as a table, of which the agent needs only a few rows.
 _MAX_VALUES: Final = 12
-#: A number with fewer digits is mostly an amount.
+#: A number with fewer digits is treated as an amount, not as an identifier.
 _MIN_DIGITS: Final = 5
 
 
 def find_open_values(draft: Draft, size: int) -> Mapping[int, frozenset[str]]:
-    """Return the open values of each of the first `size` messages that has some."""
+    """Return the open values in the first `size` messages, by message; messages without open values are left out."""
     outlines = draft.conversation.outlines[:size]
     calling = [index for index, one in enumerate(outlines) if one.calls and one.role == "assistant"]
-    passed = frozenset(chain.from_iterable(draft.known(index).fixed for index in calling))
+    used = frozenset(chain.from_iterable(draft.known(index).fixed for index in calling))
     found: dict[int, frozenset[str]] = {}
-    for index, one in enumerate(outlines) if passed else ():
+    for index, one in enumerate(outlines) if used else ():
         if one.role == "assistant" or one.role in SYSTEM_ROLES:
             continue
         known = draft.known(index)
         draft.deadline.tick()
-        if not passed.isdisjoint(known.named) and (values := _open_values(known, passed)):
+        if not used.isdisjoint(known.named) and (values := _open_values(known, used)):
             found[index] = values
     return found
 
 
-def _open_values(known: KnownBlocks, passed: AbstractSet[str]) -> frozenset[str]:
-    lists = [terms for terms in known.terms if not passed.isdisjoint(terms)]
-    return frozenset(chain.from_iterable(_siblings(_identifiers(known, terms), passed) for terms in lists))
+def _open_values(known: KnownBlocks, used: AbstractSet[str]) -> frozenset[str]:
+    lists = [terms for terms in known.terms if not used.isdisjoint(terms)]
+    return frozenset(chain.from_iterable(_siblings(_identifiers(known, terms), used) for terms in lists))
 
 
 def _identifiers(known: KnownBlocks, terms: Iterable[str]) -> Sequence[str]:
@@ -49,13 +49,13 @@ def _identifiers(known: KnownBlocks, terms: Iterable[str]) -> Sequence[str]:
 
 
 def _is_specific(term: str) -> bool:
-    """Return whether a term can name one thing of many: dates, times and amounts all look alike."""
+    """Return whether a term can identify one thing. Dates, times and amounts cannot."""
     return any(map(str.isalpha, term)) or (term.isdigit() and len(term) >= _MIN_DIGITS)
 
 
-def _siblings(terms: Sequence[str], passed: Collection[str]) -> Sequence[str]:
-    """Return the identifiers of a block that look like one that a call had: as long, or of the same shape."""
+def _siblings(terms: Sequence[str], used: Collection[str]) -> Sequence[str]:
+    """Return the unused identifiers of a block that have the length or the shape of a used one."""
     shapes = dict(zip(terms, shapes_of(terms), strict=True))
-    known = {look for term in terms if term in passed for look in (shapes[term], len(term))}
-    alike = [term for term in terms if term not in passed and not known.isdisjoint((shapes[term], len(term)))]
-    return alike if len(alike) <= _MAX_VALUES else ()
+    known = {trait for term in terms if term in used for trait in (shapes[term], len(term))}
+    similar = [term for term in terms if term not in used and not known.isdisjoint((shapes[term], len(term)))]
+    return similar if len(similar) <= _MAX_VALUES else ()

@@ -21,12 +21,12 @@ _VIEWS: Final[Mapping[Wire, Callable[[Hashed, ElementCache | None], View]]] = {
 VIEWED: Final = frozenset(_VIEWS)
 
 
-def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: ElementCache | None = None) -> View:
+def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, cache: ElementCache | None = None) -> View:
     """Return the elements of a request's array, in the bytes of the body, as a view of chat messages.
 
-    `book` caches what was parsed of each element; a long conversation only differs at its end from turn to turn.
+    `cache` caches what was parsed of each element; a long conversation only differs at its end from turn to turn.
     """
-    return _VIEWS[wire](hashed(elements), book)
+    return _VIEWS[wire](hashed(elements), cache)
 
 
 __all__ = ["VIEWED", "ElementCache", "View", "new_faults", "view_of"]

@@ -18,11 +18,11 @@ _NO_ITEM: Final[Mapping[str, Any]] = {}
 
 
 def new_faults(
-    wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, book: ElementCache | None = None
+    wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, cache: ElementCache | None = None
 ) -> list[str]:
     """Return the faults for which a provider would refuse `after` but not `before`; empty if there are none.
 
-    `book` caches the facts of each element that the check needs.
+    `cache` caches the facts of each element that the check needs.
     """
     if wire not in _CHECKS:
         return []
@@ -32,7 +32,7 @@ def new_faults(
 
     def faults_of(elements: Hashed) -> Counter[str]:
         facts = parsed_elements(
-            f"bare {wire}", elements, book, lambda raw: read_facts(_value_of(raw)), size, marks=False
+            f"bare {wire}", elements, cache, lambda raw: read_facts(_value_of(raw)), size, marks=False
         )
         # The messages do not show whether thinking is on, and so required.
         return Counter([*check(facts), *(_thinking_faults(facts) if may_think else ())])
@@ -99,7 +99,7 @@ def _messages_faults(elements: Sequence[_MessageFacts]) -> Iterator[str]:
 
 
 def _system_faults(roles: Sequence[Any]) -> Iterator[str]:
-    """Yield a fault for each system message that does not directly follow the user, or that the user follows."""
+    """Yield a fault for each system message that is not between a user message and an assistant message or the end."""
     for place, role in enumerate(roles):
         if role == "system":
             next_role = roles[place + 1] if place + 1 < len(roles) else "assistant"

@@ -78,8 +78,8 @@ class _SentMessage(NamedTuple):
 class MessagesView(View):
     """The `messages` of a Messages request."""
 
-    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        reads = parsed_elements("messages", original, book, read_message, size_of)
+    def __init__(self, original: Hashed, cache: ElementCache | None = None) -> None:
+        reads = parsed_elements("messages", original, cache, read_message, size_of)
         messages = _messages_of(original.raws, reads)
         self._blocks = [piece.blocks for piece, _ in messages]
         self._kinds = [one.kind for one in reads]
@@ -118,7 +118,7 @@ class MessagesView(View):
             hashed_messages([_IGNORED if places[-1] < compact else piece.message for piece, places in messages]),
             [places for _, places in messages],
             marks,
-            book,
+            cache,
         )
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:

@@ -1,7 +1,7 @@
 """Split JSON objects and lists into the bytes of their values, and join them with some values replaced.
 
 Numbers and escapes can be written in several ways, and decoding loses the original one. So an unchanged value is copied
-as bytes without decoding it. The input must be JSON that `gateway.core.conversation.message.read` can parse.
+as bytes without decoding it. The input must be JSON that `gateway.core.conversation.message.decode` can parse.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class _Group:
     binds: bool = False
     #: True if it has reasoning
     reasons: bool = False
-    #: True if an item already came from that reasoning or those model items
-    is_made: bool = False
+    #: True if the group has an item that came from that reasoning or those model items
+    has_product: bool = False
     #: True if results of its calls follow, so that no more items belong to it
     is_answered: bool = False
     #: True if it came from the same reasoning as the group before it
@@ -82,8 +82,8 @@ class ResponsesView(View):
 
     array = "input"
 
-    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        grouping, items = _Grouping(), parsed_elements("responses", original, book, read_item, size_of)
+    def __init__(self, original: Hashed, cache: ElementCache | None = None) -> None:
+        grouping, items = _Grouping(), parsed_elements("responses", original, cache, read_item, size_of)
         for place, item in enumerate(items):
             grouping.add(place, item)
         # Each message keeps all its items. Results at the end of the input must stay unchanged.
@@ -104,10 +104,10 @@ class ResponsesView(View):
         )
         super().__init__(
             original,
-            hashed_messages(_messages_of(groups, original, book)),
+            hashed_messages(_messages_of(groups, original, cache)),
             [group.places for group in groups],
             marks,
-            book,
+            cache,
         )
 
     def _changed(self, element: int, forms: Changes) -> bytes | None:
@@ -224,7 +224,7 @@ class _Grouping:
         return self._add_compaction(place, item) if item.kind == "compact" else self._add_model_item(place, item)
 
     def _add_kept(self, group: _Group) -> None:
-        if self._open is not None and self._open.binds and not self._open.is_made:
+        if self._open is not None and self._open.binds and not self._open.has_product:
             # This item may have come from the open group, but it cannot be parsed.
             self.kept.append(self._open)
         self.kept.append(group)
@@ -247,7 +247,7 @@ class _Grouping:
         if item.role == "assistant" and group is not None and group.binds and not group.is_answered:
             content = decode(item.message.raw)["content"]
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-            group.is_made = True
+            group.has_product = True
             self._append(group, place, parts)
             return group
         group = _Group([place], item.message)
@@ -265,7 +265,7 @@ class _Grouping:
             for name in (item.id, item.call_id):
                 if name:
                     self._callers[name] = group, item.call_id
-            group.is_made = True
+            group.has_product = True
             self._append(group, place, [], [item.part])
             if item.is_fixed and isinstance(group.message, dict):
                 group.message |= SEAL
@@ -285,13 +285,13 @@ class _Grouping:
             return group
         else:
             group = _Group(
-                [], {**_empty_message(), **SEAL}, binds=True, reasons=group.reasons, is_made=True, follows=True
+                [], {**_empty_message(), **SEAL}, binds=True, reasons=group.reasons, has_product=True, follows=True
             )
         self._start_group(group, is_open=True)
         return group
 
     def _link_to_program(self, group: _Group, item: ReadItem) -> None:
-        group.is_made = True
+        group.has_product = True
         if item.made_by not in self._programs:
             # The provider stores the program, and continues it.
             self.kept.append(group)
@@ -364,19 +364,19 @@ def _is_sealed(group: _Group) -> bool:
     return isinstance(group.message, dict) and SEAL.keys() <= group.message.keys()
 
 
-def _messages_of(groups: Sequence[_Group], original: Hashed, book: ElementCache | None) -> list[ChatMessage]:
+def _messages_of(groups: Sequence[_Group], original: Hashed, cache: ElementCache | None) -> list[ChatMessage]:
     """Return the message of each group. A message of several items is encoded once and then cached."""
     joined = [group for group in groups if isinstance(group.message, dict)]
 
     def compute(missing: Sequence[int]) -> Iterator[ChatMessage]:
         return (ChatMessage.of(joined[number].written()) for number in missing)
 
-    if book is None:
+    if cache is None:
         written = iter([*compute(range(len(joined)))])
     else:
         # Items before a group may have sealed it.
         names = [(_is_sealed(group), *(original.digests[at] for at in group.places)) for group in joined]
-        written = iter(book.get_many("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
+        written = iter(cache.get_many("joined items", names, compute, lambda one: MESSAGE_BYTES + len(one.raw)))
     return [group.message if isinstance(group.message, ChatMessage) else next(written) for group in groups]
 
 

@@ -43,21 +43,21 @@ class ElementCache(Protocol):
 def parsed_elements(
     kind: str,
     elements: Hashed,
-    book: ElementCache | None,
+    cache: ElementCache | None,
     compute: Callable[[bytes], T],
     size: Callable[[T], int],
     *,
     marks: bool = True,
 ) -> Sequence[T]:
-    """Return what `compute` returns for each element, computed once for each content if there is a cache (`book`).
+    """Return what `compute` returns for each element, computed once for each content if there is a cache (`cache`).
 
     `marks` is False if the result does not depend on cache marks.
     """
     raws = elements.raws
-    if book is None:
+    if cache is None:
         return [compute(raw) for raw in raws]
     keys = elements.digests if marks else elements.keys
-    return book.get_many(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
+    return cache.get_many(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
 
 
 class ChatMessage(NamedTuple):
@@ -153,13 +153,13 @@ class View(ABC):
         chat: Hashed,
         places: Sequence[Sequence[int]],
         marks: MessageMarks = NO_MARKS,
-        book: ElementCache | None = None,
+        cache: ElementCache | None = None,
     ) -> None:
         self.original = original
         self.chat = chat
         self.places = tuple(map(tuple, places))
         self.marks = marks
-        self.cache = book
+        self.cache = cache
 
     @property
     def elements(self) -> tuple[bytes, ...]:
@@ -306,8 +306,8 @@ class View(ABC):
 class ChatView(View):
     """Chat messages, which need no conversion."""
 
-    def __init__(self, original: Hashed, book: ElementCache | None = None) -> None:
-        del book  # nothing has to be parsed
+    def __init__(self, original: Hashed, cache: ElementCache | None = None) -> None:
+        del cache  # nothing has to be parsed
         super().__init__(original, original, list(zip(range(len(original.raws)))))
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:

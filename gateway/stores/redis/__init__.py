@@ -41,16 +41,16 @@ from gateway.stores.cursor import Cursor
 from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions
 from gateway.stores.redis import values
 from gateway.stores.redis.cluster import ClusterLink
-from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists, SessionList
-from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, PerServerLedger
+from gateway.stores.redis.per_server import LedgerOperations, LedgerScripts, PerServerLedger
 from gateway.stores.redis.per_slot import PerSlotLedger
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.state_updates import TRIES, StateUpdates, pause
 from gateway.stores.redis.values import StoredState
+from gateway.stores.redis.write_combiner import WriteCombiner
 
 #: Seconds that keys live longer than their data is kept, or up to an hour less, see `live` in prelude.lua. So the
 #: hourly `expire` comes first.
@@ -96,16 +96,16 @@ class RedisStore:
         self._unread_keys = UnreadKeys()
         self._unread_sessions = UnreadSessions()
         self._keys = Keys(prefix)
-        self._verb = scripts.call
+        self._script = scripts.call
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
         self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
         self._scripts = LedgerScripts(self._keys, scripts, ttl_s + _GRACE_S, now)
         ledger = PerSlotLedger if is_cluster else PerServerLedger
-        self._ledger: LedgerVerbs = ledger(self._link, self._scripts, moment)
+        self._ledger: LedgerOperations = ledger(self._link, self._scripts, moment)
         self._lists = Lists(self._link, self._scripts, self._unread_sessions)
         self._updates = StateUpdates(self._link, self._scripts, self._ledger)
-        self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
+        self._lessons = WriteCombiner[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class RedisStore:
             fields = {name: f"d{number}" for number, name in enumerate(DIMENSIONS, 1)}
             arguments["limits"] = [(fields[name], -1 if one is None else one) for name, one in limits.items()]
         # One after the other: their keys may be on different servers.
-        await self._link.call(self._verb("decide", (self._keys.account(account),), arguments))
+        await self._link.call(self._script("decide", (self._keys.account(account),), arguments))
         for command in self._scripts.list_accounts([account]):
             await self._link.call(command)
 
@@ -220,7 +220,7 @@ class RedisStore:
             arguments = self._scripts.basic() | {"names": list(new), "was": [one is not None for one in was]}
             contents = (*(one or b"" for one in was), *new.values())
             keys = (self._keys.lessons, self._keys.lesson_times)
-            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *contents))
+            [(done, *rest)] = await self._link.call(self._script("teach", keys, arguments, *contents))
             if done:
                 return results
             old |= dict(zip(new, rest[0], strict=True))
@@ -259,7 +259,7 @@ class RedisStore:
         """Return the commands that make handles lead to their session."""
         arguments = {"place": _tag(session), "most": NAMESAKES, "ttl": self._scripts.ttl_ms}
         names = [name for handle in handles for name in self._names(session, handle)]
-        return [self._verb("name", (name,), arguments) for name in names]
+        return [self._script("name", (name,), arguments) for name in names]
 
     async def results_size(self, session: SessionKey) -> int:
         """See `Store.results_size`."""
@@ -279,7 +279,7 @@ class RedisStore:
         sizes = [one.size for one in compressed]
         arguments = self._scripts.basic() | {"handles": list(texts), "sizes": sizes, "most": most}
         name = self._keys.results(_tag(session))
-        return self._verb("keep_results", (name,), arguments, *(one.text for one in compressed))
+        return self._script("keep_results", (name,), arguments, *(one.text for one in compressed))
 
     async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
         """See `Store.results`."""

@@ -17,17 +17,18 @@ _LONGEST_S: Final = 3600.0
 
 
 class ClockJumps:
-    """Detect jumps of one server's clock. `moment` returns seconds of a monotonic clock."""
+    """Detects jumps of one server's clock. `monotonic`: returns seconds of this worker's monotonic clock."""
 
-    def __init__(self, moment: Callable[[], float]) -> None:
-        self._moment = moment
-        #: how far the server's clock was ahead of `moment` at the last check; infinite before the first, so no jump
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        #: how far the server's clock was ahead of `monotonic` at the last check; infinite before the first check, so
+        #: that the first one sees no jump
         self._ahead_s = math.inf
         self._jumped_at = -math.inf
 
     def check(self, now: int) -> None:
         """Compare the server's clock, in microseconds, with the clock of this worker."""
-        at = self._moment()
+        at = self._monotonic()
         ahead_s = now / 1e6 - at
         if ahead_s > self._ahead_s + _SLACK_S:
             self._jumped_at = at
@@ -36,4 +37,4 @@ class ClockJumps:
     def may_be_renewed(self, lease: bytes | None) -> bool:
         """Return True if the last jump is less than this lease (microseconds) ago: the hold may still be renewed."""
         lease_s = _LONGEST_S if lease is None else int(lease) / 1e6
-        return self._moment() - self._jumped_at <= lease_s
+        return self._monotonic() - self._jumped_at <= lease_s

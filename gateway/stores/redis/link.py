@@ -3,8 +3,8 @@
 redis-py makes the connections, and this module batches the commands. Commands of one turn of the event loop are sent
 together, as a command on its own costs several times as much processor time.
 
-The deadline starts when a request is sent: waiting for a free connection is this worker's queue, not a slow server.
-Nothing is retried, except a script that the server has not cached.
+The deadline starts when a request is sent. The time before, in which it waits for a free connection, says nothing about
+the server. Nothing is retried, except a script that the server has not cached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
 from gateway.stores.redis.wire import PendingCommands, Wire
 
-#: Most requests of one batch: all their replies have to arrive within one deadline.
+#: Maximum number of requests in one batch, whose replies must all arrive within one deadline.
 _BATCH: Final = 128
 #: Seconds between two questions to the sentinels: writes to a former master before it notices the change are lost.
 _MASTER_CHECK_S: Final = 1.0
@@ -97,7 +97,7 @@ def checked(shown: str, replies: list[Any]) -> list[Any]:
     return replies
 
 
-async def each(link: Link, commands: Sequence[Command]) -> list[Any]:
+async def call_each(link: Link, commands: Sequence[Command]) -> list[Any]:
     """Return the reply to each command; a StoreDamaged instead of a reply if its data cannot be used.
 
     Raises:
@@ -109,11 +109,11 @@ async def each(link: Link, commands: Sequence[Command]) -> list[Any]:
         return await asyncio.gather(*(_reply_or_damage(link, command) for command in commands))
 
 
-def sound(reply: Any) -> Any:
-    """Return a reply of `each`.
+def undamaged(reply: Any) -> Any:
+    """Return a reply of `call_each`, or raise the error that it is.
 
     Raises:
-        StoreDamaged: `each` returned that instead of a reply.
+        StoreDamaged: the data of the command cannot be used.
     """
     if isinstance(reply, StoreDamaged):
         raise reply
@@ -172,7 +172,7 @@ class SingleLink:
             # Reads after the first unknown script have run before that script, so they are sent again as well.
             after = range(unknown[0], len(commands))
             missed = [one for one in after if one in unknown or self._scripts.is_reading(commands[one])]
-            again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in missed))
+            again = await self._send(tuple(self._scripts.with_source(commands[number]) for number in missed))
             for number, reply in zip(missed, again, strict=True):
                 replies[number] = reply
         return replies

@@ -20,7 +20,7 @@ from gateway.stores.cursor import Cursor, Names
 from gateway.stores.damage import UnreadRecords, UnreadSessions
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_of_member, tag_of
-from gateway.stores.redis.link import Link, each, sound
+from gateway.stores.redis.link import Link, call_each, undamaged
 from gateway.stores.redis.per_server import LedgerScripts, home_of
 from gateway.stores.redis.scripts import Command
 from gateway.stores.sums import SUMS
@@ -33,8 +33,8 @@ _SEARCH: Final = 1_000
 _LEAST_PAGE: Final = 100
 #: records of one session to read at once in a search for the newest calls of all sessions
 _RECORDS: Final = 20
-#: The first member of a list of calls that is complete: there are no older calls. A list that is cut to its most
-#: members loses this one first.
+#: The first member of a list that contains all calls. A list that is shortened to its maximum length loses this member
+#: first, which shows that there are older calls.
 _BEGIN: Final = b""
 #: first digits of a call id, which are its time
 _TIME_DIGITS: Final = 12
@@ -57,7 +57,7 @@ class Lists:
     def __init__(self, link: Link, scripts: LedgerScripts, unread: UnreadSessions) -> None:
         self._link = link
         self._keys = scripts.keys
-        self._verb = scripts.call
+        self._script = scripts.call
         self._ttl_ms = scripts.ttl_ms
         self._unread = UnreadRecords()
         self._unread_sessions = unread
@@ -74,12 +74,12 @@ class Lists:
     async def _read_sessions(self, sessions: Sequence[SessionKey]) -> tuple[list[SessionView | None], list[SessionKey]]:
         """Return the views of sessions, with None for each that cannot be shown, and the sessions that do not exist."""
         tags = [tag_of(key.namespace, key.id) for key in sessions]
-        rows = await each(self._link, [("HMGET", self._keys.session(tag), *values.VIEW) for tag in tags])
+        rows = await call_each(self._link, [("HMGET", self._keys.session(tag), *values.VIEW) for tag in tags])
         views: list[SessionView | None] = [None] * len(sessions)
         deleted: list[SessionKey] = []
         for index, (key, tag, row) in enumerate(zip(sessions, tags, rows, strict=True)):
             with self._unread_sessions.skip_damaged(tag):
-                views[index] = values.view(key, sound(row), _NO_TOOLS)
+                views[index] = values.view(key, undamaged(row), _NO_TOOLS)
                 if views[index] is None:
                     deleted.append(key)
         return views, deleted
@@ -121,7 +121,7 @@ class Lists:
         arguments: dict[str, Any] = {"limit": limit}
         if after is not None:
             arguments |= {"score": repr(float(after.value)), "member": member_of(after.key)}
-        [reply] = await self._link.call(self._verb("page", (name,), arguments))
+        [reply] = await self._link.call(self._script("page", (name,), arguments))
         keys = map(session_of_member, reply[::2])
         return [Cursor(float(score), key.namespace, key.id) for key, score in zip(keys, reply[1::2], strict=True)]
 
@@ -144,11 +144,11 @@ class Lists:
         """
         keys = [session_of_member(member) for member in members]
         tags = [tag_of(key.namespace, key.id) for key in keys]
-        replies = await each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
+        replies = await call_each(self._link, [("HMGET", self._keys.session(tag), "created", *_COST) for tag in tags])
         for key, tag, reply in zip(keys, tags, replies, strict=True):
             is_deleted, cost = False, 0
             with self._unread_sessions.skip_damaged(tag):
-                created, sum_of_costs = sound(reply)
+                created, sum_of_costs = undamaged(reply)
                 is_deleted, cost = created is None, int(sum_of_costs or 0)
             if is_deleted:
                 await self._leave_lists(key)
@@ -204,11 +204,11 @@ class Lists:
     async def _listed(self, name: str, members: Sequence[bytes]) -> list[CallRecord]:
         """Return the records of these members, and remove deleted calls from the list."""
         places = _places(members)
-        replies = await each(self._link, [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag in places])
+        replies = await call_each(self._link, [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag in places])
         records, deleted = list[CallRecord](), list[bytes]()
         for member, (call_id, tag), reply in zip(members, places, replies, strict=True):
             with self._unread_sessions.skip_damaged(tag):
-                row = sound(reply)
+                row = undamaged(reply)
                 if row is None:
                     deleted.append(member)
                 elif (record := self._unread.read(call_id, row)) is not None:
@@ -289,13 +289,13 @@ class Lists:
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
         arguments = {"limit": limit} | ({} if after is None else {"after": after})
-        [(cursor, missed, entries)] = await self._link.call(self._verb("latest", self._keys.latest, arguments))
+        [(cursor, missed, entries)] = await self._link.call(self._script("latest", self._keys.latest, arguments))
         noted = [values.noted(one) for one in entries]
         places = [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag, _ in noted]
         settled: list[Settled] = []
-        for (call_id, tag, totals), reply in zip(noted, await each(self._link, places), strict=True):
+        for (call_id, tag, totals), reply in zip(noted, await call_each(self._link, places), strict=True):
             with self._unread_sessions.skip_damaged(tag):
-                row = sound(reply)
+                row = undamaged(reply)
                 record = self._unread.read(call_id, row) if row is not None else None
                 if record is not None:
                     settled.append(Settled(record, None if session_of(tag) is None else totals))
@@ -305,7 +305,7 @@ class Lists:
         """See `Store.reset`."""
         tag = tag_of(session.namespace, session.id)
         names = (self._keys.session(tag), self._keys.account(session.account), *self._keys.tools(tag))
-        [found] = await self._link.call(self._verb("reset", names, {}))
+        [found] = await self._link.call(self._script("reset", names, {}))
         if found:
             for scope in (None, session.namespace):
                 for sort in ("tokens", "cost"):
@@ -316,7 +316,7 @@ class Lists:
         """Delete a session with all its data, if its last call was before this time (None: in any case)."""
         tag = tag_of(session.namespace, session.id)
         arguments = {} if before is None else {"before": before}
-        [found] = await self._link.call(self._verb("forget", self._keys.all_of(tag), arguments))
+        [found] = await self._link.call(self._script("forget", self._keys.all_of(tag), arguments))
         [exists] = await self._link.call(("EXISTS", self._keys.session(tag)))
         if not exists:
             await self._leave_lists(session)
@@ -334,8 +334,8 @@ class Lists:
         await self._expire_calls(before)
         await self._expire_alone(before)
         names = (self._keys.lessons, self._keys.lesson_times)
-        verb = self._verb("unlearn", names, {"before": before, "limit": _CHUNK})
-        while (await self._link.call(verb))[0]:
+        command = self._script("unlearn", names, {"before": before, "limit": _CHUNK})
+        while (await self._link.call(command))[0]:
             pass
         return deleted
 
@@ -355,8 +355,8 @@ class Lists:
             for tag in tags:
                 oldest = None
                 with self._unread_sessions.skip_damaged(tag.decode()):
-                    verb = self._verb("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
-                    [oldest] = await self._link.call(verb)
+                    command = self._script("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
+                    [oldest] = await self._link.call(command)
                 entry: Command = ("ZREM", self._keys.oldest, tag)
                 if oldest is not None:
                     entry = ("ZADD", self._keys.oldest, int(oldest[:_TIME_DIGITS], 16), tag)
@@ -367,7 +367,7 @@ class Lists:
             await self._remove(self._keys.alone, tags)
             for tag in tags:
                 names = self._keys.all_of(tag.decode())[3:7]
-                await self._link.call(self._verb("forget_alone", names, {"before": before}))
+                await self._link.call(self._script("forget_alone", names, {"before": before}))
 
     async def _old(self, name: str, before: float) -> list[bytes]:
         [found] = await self._link.call(("ZRANGEBYSCORE", name, "-inf", f"({before!r}", "LIMIT", 0, _CHUNK))

@@ -17,7 +17,7 @@ from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call
-from gateway.stores.redis.link import Link, each, sound
+from gateway.stores.redis.link import Link, call_each, undamaged
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import StateUpdate, StoredState
 
@@ -29,12 +29,12 @@ CALLS_PER_SESSION: Final = 1000
 class Settlement:
     """The result of a settlement. `version`: of the session's changed state; None if the state did not change."""
 
-    closing: CallEnd
+    call_end: CallEnd
     version: int | None = None
 
 
-class LedgerVerbs(Protocol):
-    """The methods of a store that handle budgets; see `Store` for each.
+class LedgerOperations(Protocol):
+    """The methods of a store that handle budgets; `Ledger` describes each of them.
 
     `settle` with an `update` changes the session's state in the same step. If the state has changed meanwhile, it
     writes nothing and returns the newer state. `claims`: accounts to read after the settlement.
@@ -170,12 +170,12 @@ class LedgerScripts:
 class PerServerLedger:
     """A ledger whose keys are all on one server."""
 
-    def __init__(self, link: Link, scripts: LedgerScripts, moment: Callable[[], float]) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, monotonic: Callable[[], float]) -> None:
         self._link = link
         self._scripts = scripts
         self._keys = scripts.keys
         self._unread = UnreadHolds()
-        self._clock_jumps = ClockJumps(moment)
+        self._clock_jumps = ClockJumps(monotonic)
 
     async def settle(
         self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
@@ -187,8 +187,8 @@ class PerServerLedger:
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
         commands = [scripts.settle(keys, arguments, record, update), *self.ask_balances(claims)]
         # The call is settled even if an account cannot be read after it.
-        reply, *balance = await each(self._link, commands)
-        reply = sound(reply)
+        reply, *balance = await call_each(self._link, commands)
+        reply = undamaged(reply)
         newer = values.newer_state(reply)
         return newer or settlement(record, reply, self._readable_balances(claims, balance) if claims else ())
 
@@ -207,8 +207,8 @@ class PerServerLedger:
         noticed = scripts.list_accounts([claim.key for claim in hold.claims])
         arguments = scripts.reserve_arguments(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
         held = values.held(hold, hold.claims, self._keys)
-        verb = scripts.call("reserve", keys, arguments, held, holds.encode(opened))
-        [(status, *reply)] = await self._link.call(verb)
+        command = scripts.call("reserve", keys, arguments, held, holds.encode(opened))
+        [(status, *reply)] = await self._link.call(command)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
@@ -238,11 +238,11 @@ class PerServerLedger:
         if not ids:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
-        kept = await each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
+        kept = await call_each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
         overdue, missing = list[OpenHold](), list[str]()
         for name, reply in zip(names, kept, strict=True):
             with self._unread.passed_over(name):
-                *row, lease = sound(reply)
+                *row, lease = undamaged(reply)
                 if self._clock_jumps.may_be_renewed(lease):
                     continue
                 opened = values.opened(row)
@@ -251,12 +251,13 @@ class PerServerLedger:
                 else:
                     missing.append(name)
         if missing:
-            # The server has lost these holds, for example by an eviction. In the list they would hide others.
+            # The server has lost these holds, for example by an eviction. If they stayed listed, they would fill the
+            # limit of each later search.
             await self._link.call(("ZREM", self._keys.holds, *missing))
         return overdue[:limit]
 
     def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
-        """See `LedgerVerbs`. One script reads all accounts."""
+        """See `LedgerOperations`. One script reads all accounts."""
         keys = [self._keys.account(claim.key) for claim in claims]
         return [self._scripts.call("standings", keys, {})] if keys else []
 
@@ -266,4 +267,4 @@ class PerServerLedger:
 
 
 if TYPE_CHECKING:
-    _: type[LedgerVerbs] = PerServerLedger
+    _: type[LedgerOperations] = PerServerLedger

@@ -27,7 +27,7 @@ from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, SHARDS, tag_of_account
 from gateway.stores.redis.link import Link
-from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, Settlement, home_of, settlement
+from gateway.stores.redis.per_server import LedgerOperations, LedgerScripts, Settlement, home_of, settlement
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.values import StateUpdate, StoredState
 
@@ -48,15 +48,15 @@ class _Part:
 
 
 class PerSlotLedger:
-    """A ledger whose keys are spread over the servers of a cluster, see the module."""
+    """A ledger whose keys are on several servers of a cluster. The first lines of the module explain the order."""
 
-    def __init__(self, link: Link, scripts: LedgerScripts, moment: Callable[[], float]) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, monotonic: Callable[[], float]) -> None:
         self._link = link
         self._scripts = scripts
         self._keys = scripts.keys
         self._unread = UnreadHolds()
         #: one for the server of each list of open holds
-        self._clock_jumps = [ClockJumps(moment) for _ in range(SHARDS)]
+        self._clock_jumps = [ClockJumps(monotonic) for _ in range(SHARDS)]
 
     # --- reserving ----------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class PerSlotLedger:
         arguments = self._scripts.reserve_arguments(opened, lease_s) | {"others": others}
         arguments["deadline"] = await self._announce(hold, home, arguments["lease"])
         parts: list[_Part] = []
-        # One after the other: if calls compete for the rest of the same accounts, the one with the first gets them all.
+        # One after the other: of calls that compete for the same accounts, the one that gets the first gets them all.
         for tag, claims in wanted:
             part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
             if not isinstance(part, _Part):
@@ -109,9 +109,9 @@ class PerSlotLedger:
         settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
         keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
         held = values.held(hold, claims, self._keys)
-        verb = self._scripts.call("reserve", keys, arguments, held, holds.encode(opened))
+        command = self._scripts.call("reserve", keys, arguments, held, holds.encode(opened))
         try:
-            [(status, *reply)] = await self._link.call(verb)
+            [(status, *reply)] = await self._link.call(command)
         except StoreDamaged as error:
             return error
         if status == _LATE:
@@ -169,8 +169,8 @@ class PerSlotLedger:
         if home is None:
             return False
         arguments = {"noted": [tokens], "ids": [hold_id]}
-        verb = self._scripts.call("renew", (self._keys.hold(hold_id, home),), arguments)
-        [[lease]] = await self._link.call(verb)
+        command = self._scripts.call("renew", (self._keys.hold(hold_id, home),), arguments)
+        [[lease]] = await self._link.call(command)
         if lease:
             deadlines = self._keys.shard_of(hold_id)[:1]
             await self._link.call(self._scripts.call("prolong", deadlines, {"lease": lease, "id": hold_id}))
@@ -180,7 +180,7 @@ class PerSlotLedger:
         """See `Store.overdue_holds`."""
         asked = {"limit": limit + len(self._unread)}
         shards = (self._scripts.call("overdue", self._keys.shard(one), asked) for one in range(SHARDS))
-        replies = await asyncio.gather(*(self._link.call(verb) for verb in shards))
+        replies = await asyncio.gather(*(self._link.call(command) for command in shards))
         found: list[OpenHold] = []
         for jumps, [(now, pairs)] in zip(self._clock_jumps, replies, strict=True):
             jumps.check(now)
@@ -309,7 +309,7 @@ class PerSlotLedger:
         return self._scripts.call("rank", (name,), arguments)
 
     def ask_balances(self, claims: Sequence[Claim]) -> list[Command]:
-        """See `LedgerVerbs`. One command for each account, as they may be on different servers."""
+        """See `LedgerOperations`. One command for each account, as they may be on different servers."""
         return [self._scripts.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
 
     def balances(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Balance, ...]:
@@ -337,4 +337,4 @@ def _by_tag(home: str, claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]
 
 
 if TYPE_CHECKING:
-    _: type[LedgerVerbs] = PerSlotLedger
+    _: type[LedgerOperations] = PerSlotLedger

@@ -33,12 +33,12 @@ class Scripts:
         self._sources = dict(self._scripts.values())
         self._ahead_s = ahead_s
 
-    def call(self, verb: str, keys: Sequence[str], arguments: object, *more: bytes) -> Command:
-        """Return the command that runs the script `verb`. `more`: arguments that are sent as raw bytes."""
+    def call(self, script: str, keys: Sequence[str], arguments: object, *more: bytes) -> Command:
+        """Return the command that runs a script. `script`: its name; `more`: arguments that are sent as raw bytes."""
         ahead = 0 if self._ahead_s is None else int(self._ahead_s() * 1e6)
-        return ("EVALSHA", self._scripts[verb][0], len(keys), *keys, ahead, _ENCODE(arguments), *more)
+        return ("EVALSHA", self._scripts[script][0], len(keys), *keys, ahead, _ENCODE(arguments), *more)
 
-    def spelled_out(self, command: Command) -> Command:
+    def with_source(self, command: Command) -> Command:
         """Return the same command with the script's source, for a server that has not cached the script yet."""
         return ("EVAL", self._sources[str(command[1])], *command[2:])
 

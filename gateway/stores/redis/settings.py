@@ -10,7 +10,7 @@ from gateway.stores.redis.link import Link
 
 logger = logging.getLogger("gateway")
 
-#: Not CONFIG GET: managed servers forbid it more often.
+#: INFO and not CONFIG GET, which more of the managed servers forbid.
 _ASKED: Final = (("INFO", "memory"), ("INFO", "persistence"))
 
 

@@ -22,11 +22,11 @@ from gateway.core.stored import CallEnd, StepEnding
 from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values
-from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import tag_of
 from gateway.stores.redis.link import Link
-from gateway.stores.redis.per_server import LedgerScripts, LedgerVerbs, Settlement
+from gateway.stores.redis.per_server import LedgerOperations, LedgerScripts, Settlement
 from gateway.stores.redis.values import StateUpdate, StoredState
+from gateway.stores.redis.write_combiner import WriteCombiner
 
 #: tries of a change until it fails with a conflict, if other workers were faster each time
 TRIES: Final = 12
@@ -45,12 +45,12 @@ _FIRST_VERSION: Final = 10**15
 class StateUpdates:
     """Changes the states of sessions, alone or together with the settlement of a call."""
 
-    def __init__(self, link: Link, scripts: LedgerScripts, ledger: LedgerVerbs) -> None:
+    def __init__(self, link: Link, scripts: LedgerScripts, ledger: LedgerOperations) -> None:
         self._link = link
         self._scripts = scripts
         self._ledger = ledger
-        self._changes = Folding[SessionKey, Change](self._change_in_turn)
-        self._endings = Folding[SessionKey, _Work](self._end_in_turn)
+        self._changes = WriteCombiner[SessionKey, Change](self._change_in_turn)
+        self._endings = WriteCombiner[SessionKey, _Work](self._end_in_turn)
         #: Changes and settlements of a session take turns. Otherwise many calls would always be faster than a change.
         self._turns = WeakValueDictionary[SessionKey, asyncio.Lock]()
         self._last_states = _LastStates()
@@ -64,12 +64,12 @@ class StateUpdates:
         session = record.session
         if ending is None or session is None:
             return await self._settle(record, claims)
-        work, closing = (ending, claims), None
+        work, call_end = (ending, claims), None
         if session not in self._changes and session not in self._endings:
             stored = self._last_states.get(session) or await self._look_up(session)
-            closing = await self._end(session, work, stored)
+            call_end = await self._end(session, work, stored)
         # Another worker was faster, or changes of this worker are waiting: join their queue.
-        return closing or await self._endings.add(session, work)
+        return call_end or await self._endings.add(session, work)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -84,7 +84,7 @@ class StateUpdates:
     async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> CallEnd:
         done = await self._ledger.settle(record, None, claims)
         return (
-            done.closing if isinstance(done, Settlement) else CallEnd(Totals())
+            done.call_end if isinstance(done, Settlement) else CallEnd(Totals())
         )  # pragma: no branch  # it changes no state
 
     async def _end(self, session: SessionKey, work: _Work, stored: StoredState) -> CallEnd | None:
@@ -98,7 +98,7 @@ class StateUpdates:
             return None
         if value is not None and done.version is not None:
             self._last_states.put(session, StoredState(done.version, value))
-        return done.closing
+        return done.call_end
 
     def _turn(self, session: SessionKey) -> asyncio.Lock:
         lock = self._turns.get(session)
@@ -127,9 +127,9 @@ class StateUpdates:
             for number in range(TRIES):
                 # After a pause, other workers have probably changed the state again.
                 last = self._last_states.get(session) if number < _WITH_LAST_STATE else None
-                closing = await self._end(session, work, last or await self._look_up(session))
-                if closing is not None:
-                    return closing
+                call_end = await self._end(session, work, last or await self._look_up(session))
+                if call_end is not None:
+                    return call_end
                 await pause(number)
         except Exception as error:  # noqa: BLE001  # raised again in the waiting caller
             return error

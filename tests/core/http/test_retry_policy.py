@@ -77,13 +77,13 @@ POLICY = BreakerPolicy(failures=3, open_s=10)
 
 def failed(times: int, breaker: CircuitState = CLOSED, now: float = 100.0) -> CircuitState:
     for _ in range(times):
-        breaker = breaker.after_start().after_call(POLICY, now, well=False)
+        breaker = breaker.after_start().after_call(POLICY, now, succeeded=False)
     return breaker
 
 
 def test_circuit_opens_after_failures_in_a_row() -> None:
     assert failed(2).opens_in(POLICY, 100) is None
-    assert failed(2).after_call(POLICY, 100, well=True) == CLOSED
+    assert failed(2).after_call(POLICY, 100, succeeded=True) == CLOSED
     opened = failed(3)
     assert opened.opens_in(POLICY, 100) == 10
     assert opened.opens_in(POLICY, 109) == 1
@@ -94,14 +94,14 @@ def test_one_call_probes_an_open_circuit() -> None:
     assert opened.opens_in(POLICY, 110) is None
     tried = opened.after_start()
     assert tried.opens_in(POLICY, 110) == 10
-    assert tried.after_call(POLICY, 111, well=True) == CLOSED
-    again = tried.after_call(POLICY, 111, well=False)
+    assert tried.after_call(POLICY, 111, succeeded=True) == CLOSED
+    again = tried.after_call(POLICY, 111, succeeded=False)
     assert again.opens_in(POLICY, 112) == 9
     assert tried.after_abandon().opens_in(POLICY, 112) is None
 
 
 def test_late_failure_does_not_extend_an_open_circuit() -> None:
     opened = failed(3)
-    late = opened.after_call(POLICY, 105, well=False)
+    late = opened.after_call(POLICY, 105, succeeded=False)
     assert late.opens_in(POLICY, 105) == 5
-    assert late.after_call(POLICY, 106, well=True) == CLOSED
+    assert late.after_call(POLICY, 106, succeeded=True) == CLOSED

@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 W = TypeVar("W")
 
 
-class Folding(Generic[K, W]):
+class WriteCombiner(Generic[K, W]):
     """Combine waiting changes of the same key into one call of `write`.
 
     `write` makes all of them in one step, and returns a result or an exception for each.
