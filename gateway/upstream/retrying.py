@@ -180,7 +180,7 @@ class RetryingUpstream:
 
     def _record(self, *, succeeded: bool) -> None:
         self.was_called = True
-        if well and self._breaker is CLOSED:
+        if succeeded and self._breaker is CLOSED:
             return
         before = self._breaker
         self._breaker = before.after_call(self._policy, self._clock(), succeeded=succeeded)
