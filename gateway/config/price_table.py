@@ -156,10 +156,13 @@ def load_price_table() -> PriceTable:
 def _fetched() -> PriceTable | None:
     try:
         file = fetched_file()
+    except ValueError:  # without a home folder, nothing can have been fetched
+        return None
+    try:
         with file.open("rb") as opened:
             table = PriceTable(opened.read(MOST_BYTES))
         table.check()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         logger.warning(

@@ -92,3 +92,13 @@ def test_damaged_fetched_table_is_ignored_with_a_warning(
     with caplog.at_level(logging.WARNING, "gateway"):
         assert load_price_table().source.startswith("litellm")
     assert "gateway models update" in caplog.text
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "~nobody-has-this-name"], ids=["no folder", "unknown"])
+def test_without_a_home_folder_nothing_was_fetched_and_no_warning_says_so(
+    home: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", home)
+    with caplog.at_level(logging.WARNING, "gateway"):
+        assert load_price_table().source.startswith("litellm")
+    assert caplog.text == ""
