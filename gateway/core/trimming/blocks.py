@@ -104,10 +104,11 @@ def slice_message(message: Message, deadline: Deadline | None = None) -> SlicedM
     found = _Found()
     fixed: list[str] = []
     is_verbatim = True
+    role = str(message.get("role"))
     for path, text in _text_slots(message.get("content")):
-        pieces = list(_split(str(message.get("role")), text, deadline))
+        pieces = list(_split(role, text, deadline))
         is_verbatim = is_verbatim and "".join([piece.text for piece in pieces]) == text
-        is_region = message.get("role") in RESULT_ROLES and bool(pieces) and pieces[0].place is None
+        is_region = role in RESULT_ROLES and bool(pieces) and pieces[0].place is None
         found.add(Slot(path, closes_gaps=is_region), pieces)
     for number, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]

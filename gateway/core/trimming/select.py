@@ -21,6 +21,8 @@ from gateway.core.trimming.relevance import RelevanceFactors, Scores
 
 #: Blocks are chosen by estimated tokens and then counted exactly, in up to so many rounds while room is left.
 _ROUNDS: Final = 3
+#: How often the number of undone steps to repeat is halved. Each time, the changed messages are counted again.
+_HALVINGS: Final = 4
 #: If less room than this share of the limit is left, there is no further round.
 _MIN_ROOM_SHARE: Final = 0.02
 #: A task that takes at most this share of the room is kept whole: everything else is done for the task.
@@ -62,6 +64,8 @@ class _Choice:
         self._steps: list[ChosenBlocks] = []
         #: estimated tokens that are still free; negative: over the limit
         self._room = 0.0
+        #: estimated tokens of all steps
+        self._taken = 0.0
 
     def _candidate(self, unit: Unit, frames: Sequence[int]) -> UnitCandidate:
         known = {index: self._draft.known(index) for index in unit.indices}
@@ -103,11 +107,7 @@ class _Choice:
             candidate.is_open = True
         for step in steps:
             if step.start in self._units:
-                candidate = self._units[step.start]
-                candidate.is_open = True
-                for index, number in step.added:
-                    candidate.picked[index].add(number)
-                self._steps.append(step)
+                self._add(step)
         return self._undo_until_it_fits(self._count())
 
     def _bound_candidates(self) -> Iterator[UnitCandidate]:
@@ -115,12 +115,47 @@ class _Choice:
         return (candidate for candidate in self._units.values() if candidate.unit.bound)
 
     def _undo_until_it_fits(self, draft: Draft) -> Draft:
+        """Undo the last steps until the draft fits, then repeat as many of them as still fit.
+
+        Small gaps between chosen blocks are closed, so a step may add several times its own tokens. How many cannot be
+        known before counting. So the share of the steps is undone that the excess is of all tokens taken, and the
+        number of those to repeat is found by halving.
+        """
+        undone: list[ChosenBlocks] = []
+        last_round = 0
         while self._room < 0 and self._steps:
-            freed = 0.0
-            while self._steps and freed <= -self._room:
+            excess, freed, last_round = -self._room * self._taken / (self._taken - self._room), 0.0, 0
+            while self._steps and freed <= excess:
+                undone.append(self._steps[-1])
                 freed += self._take_back()
+                last_round += 1
             draft = self._count()
+        for _ in range(_HALVINGS):
+            tried = last_round // 2
+            if not tried or self._room < _MIN_ROOM_SHARE * self._limit:
+                break
+            for _ in range(tried):
+                self._add(undone.pop())
+            draft = self._count()
+            if self._room < 0:
+                for _ in range(tried):
+                    undone.append(self._steps[-1])
+                    self._take_back()
+                draft, last_round = self._count(), tried
+            else:
+                last_round -= tried
         return draft
+
+    def _add(self, step: ChosenBlocks) -> None:
+        """Take the blocks of a step again."""
+        candidate = self._units[step.start]
+        candidate.is_open = True
+        self._taken += float(candidate.frame) if step.opened else 0.0
+        for index, number in step.added:
+            candidate.picked[index].add(number)
+            self._taken += candidate.known[index].tokens[number]
+        self._steps.append(step)
+        self._touched.add(step.start)
 
     def _count(self) -> Draft:
         touched = [self._units[start] for start in self._touched]
@@ -193,6 +228,7 @@ class _Choice:
 
     def _take(self, candidate: UnitCandidate, offer: BlockOffer) -> None:
         self._room -= offer.cost
+        self._taken += offer.cost
         opened = not candidate.is_open
         if opened:
             candidate.open(self._blocks.scores)
@@ -212,6 +248,7 @@ class _Choice:
             freed += candidate.known[index].tokens[number]
         candidate.is_open = not step.opened
         self._touched.add(step.start)
+        self._taken = max(0.0, self._taken - freed)
         return freed
 
 

@@ -99,6 +99,16 @@ def test_a_long_result_is_kept_as_far_as_it_fits() -> None:
         assert 0.8 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
 
 
+@pytest.mark.parametrize("limit", [4_000, 12_000, 20_000])
+def test_the_room_is_used_although_small_gaps_are_closed(limit: int) -> None:
+    function = (
+        "def compute_{0}(order, table):\n    row = table.find(order.key_{0}, default={0})\n    return row.cell_{0}\n\n"
+    )
+    code = "".join(function.format(number) for number in range(100, 400))
+    draft = draft_of(USER, *step(1, code), {"role": "user", "content": "What does compute_200 return?"})
+    assert 0.9 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
+
+
 def test_a_sealed_message_is_kept_or_dropped_with_its_results() -> None:
     needle = "The reservation of Ms Silva is NM1VX1.\n"
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
