@@ -99,16 +99,6 @@ def test_a_long_result_is_kept_as_far_as_it_fits() -> None:
         assert 0.8 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
 
 
-@pytest.mark.parametrize("limit", [4_000, 12_000, 20_000])
-def test_the_room_is_used_although_small_gaps_are_closed(limit: int) -> None:
-    function = (
-        "def compute_{0}(order, table):\n    row = table.find(order.key_{0}, default={0})\n    return row.cell_{0}\n\n"
-    )
-    code = "".join(function.format(number) for number in range(100, 400))
-    draft = draft_of(USER, *step(1, code), {"role": "user", "content": "What does compute_200 return?"})
-    assert 0.9 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
-
-
 def test_a_sealed_message_is_kept_or_dropped_with_its_results() -> None:
     needle = "The reservation of Ms Silva is NM1VX1.\n"
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
@@ -174,3 +164,16 @@ def test_a_row_named_by_a_short_number_is_found(ask: str, wanted: str | None) ->
     shown = str(sent(done)[2]["content"])
     assert done.total() <= draft.total() - 900
     assert ("42" in shown, wanted is None or wanted in shown) == (wanted is not None, True)
+
+
+@pytest.mark.parametrize("limit", [12_000, 20_000])
+def test_the_room_is_used_although_small_gaps_are_closed(limit: int) -> None:
+    function = (
+        "def compute_total_{0}(order, table):\n"
+        '    """Return column {0} of the table for an order."""\n'
+        "    row = table.find(order.key_{0}, default={0})\n"
+        "    return row.values[{0}] * order.factor_{0}\n\n\n"
+    )
+    code = "".join(function.format(number) for number in range(300))
+    draft = draft_of(USER, *step(1, code), {"role": "user", "content": "What does compute_total_200 return?"})
+    assert 0.9 * limit < condense(draft, limit, RelevanceFactors()).total() <= limit
