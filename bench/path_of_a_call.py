@@ -69,8 +69,8 @@ class Recorder:
         threading.settrace(self._trace)
 
     def remove(self) -> None:
-        threading.setprofile(None)  # type: ignore[arg-type]
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
+        threading.settrace(None)
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         path = self.path

@@ -77,7 +77,9 @@ def main() -> int:
     parser.add_argument("--llama-server", metavar="URL", help="count with the model that is served there, too")
     options = parser.parse_args()
     chosen, counters = sample(options.files), Counters()
-    vocabularies = {name: counters.counter(name).count for name in sorted(counters.vocabularies)}
+    vocabularies: dict[str, Callable[[str], int]] = {
+        name: counters.counter(name).count for name in sorted(counters.vocabularies)
+    }
     if options.llama_server:
         vocabularies["served"] = served(options.llama_server.rstrip("/"))
     ours = {name: counters.counter(name) for name in (FALLBACK, DIGITS)}
