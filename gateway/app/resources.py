@@ -323,6 +323,6 @@ def _translated(name: str, row: config.Provider, families: TokenizerFamilies) ->
 
 
 def logs_json(settings: config.Settings) -> bool:
-    """Return whether the log is written as JSON lines: as configured, or if stderr is no terminal."""
+    """Return whether the log is written as JSON lines: as configured, or if stderr is not a terminal."""
     form = settings.telemetry.log.format
     return form == "json" or (form == "auto" and not sys.stderr.isatty())

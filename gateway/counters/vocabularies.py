@@ -59,7 +59,7 @@ _CTOK_MOST_COUNTED: Final = 400_000
 #: entries of each cache of counts, about 100 bytes each, and the characters of the longest text that is cached
 _KNOWN_LIMIT: Final = 100_000
 _LONGEST_KNOWN: Final = 40
-#: A word of ASCII letters that can be counted alone. It is no English contraction after an apostrophe. Next to it is
+#: A word of ASCII letters that can be counted alone. It is not the end of a contraction such as "it's". Next to it is
 #: neither a letter of another script nor a control character, which Claude's tokenizer removes.
 _WORD: Final = re.compile(
     r"((?<![^\t\n\x20-\x40\x5b-\x60\x7b-\x7e])(?!(?<=')(?:[stdm]|ll|re|ve)(?![A-Za-z]))[A-Za-z]+"

@@ -161,7 +161,7 @@ def _skeleton(name: str, provider: str, incoming: Incoming) -> dict[str, Any]:
 
 
 async def _read(reply: ClientResponse) -> _Listed | None:
-    """Return the provider's list; None if the response is no list or far too long. It can then be passed on."""
+    """Return the provider's list; None if the response is not a list or far too long. It can then be passed on."""
     if reply.status != _OK or isinstance(reply.body, bytes):
         return None
     body, read, size = reply.body, list[bytes](), 0
@@ -175,7 +175,7 @@ async def _read(reply: ClientResponse) -> _Listed | None:
 
 
 def _listed(body: bytes) -> _Listed | None:
-    """Parse a list in the format of either API, or a bare JSON array as Together sends it; None if it is no list."""
+    """Parse a list in the format of either API, or a bare JSON array as Together sends it; None if it is not a list."""
     rows, around = msgspec.Raw(body), dict[str, msgspec.Raw]()
     models: dict[str, Mapping[str, msgspec.Raw]] = {}
     try:

@@ -356,7 +356,7 @@ class TrimmedConversation:
         )
 
     def decoded(self) -> list[Any]:
-        """Return the messages to send as JSON values; None for bytes that are no JSON."""
+        """Return the messages to send as JSON values; None for bytes that are not JSON."""
         return [parse_bytes(raw)[0] for raw in self.messages]
 
 

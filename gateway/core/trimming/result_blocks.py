@@ -93,7 +93,7 @@ class _Regions:
 
 
 def split_result(text: str) -> list[ResultPiece]:
-    """Return the blocks of a tool result that is no JSON; their texts together are the text."""
+    """Return the blocks of a tool result that is not JSON. Joined, they are the whole text."""
     regions = _Regions()
     passed: list[str] = []
     for line in text.splitlines(keepends=True):

@@ -26,7 +26,7 @@ def fields_of(raw: bytes) -> dict[str, bytes]:
 
 
 def items_of(raw: bytes) -> list[bytes]:
-    """Return the unchanged bytes of each item of a list; empty if the value is no list."""
+    """Return the unchanged bytes of each item of a list; empty if the value is not a list."""
     text = raw.decode()
     return [item.encode() for _, item in _values(text)] if text.lstrip().startswith("[") else []
 
