@@ -59,9 +59,6 @@ _STALE: Final = "unavailable: the budget is as last read"
 #: A stream that brings this many tokens beyond its hold arrives in one piece: between two checks come fewer.
 _ONE_PIECE: Final = 2 * STREAM_STEP
 
-#: for calls without a hold: nothing has to be saved or checked
-_FREE: Final = Lease("", 0.0, 0, saved=SavedProgress(next_at=sys.maxsize))
-
 
 class Accounts:
     """Read the accounts of calls, and hold what they may cost. One instance serves all calls."""
@@ -295,7 +292,10 @@ class Accounts:
     @staticmethod
     def lease_of(state: CallState) -> Lease:
         """Return the lease whose `free_until` says how much may be passed on without `deliver` and `is_over`."""
-        return state.budget.hold.lease if state.budget.hold is not None else _FREE
+        if state.budget.hold is not None:
+            return state.budget.hold.lease
+        # Without a hold, nothing has to be saved or checked. A lease is mutable, so no two calls share one.
+        return Lease("", 0.0, 0, saved=SavedProgress(next_at=sys.maxsize))
 
     @staticmethod
     def bytes_at_once(state: CallState) -> int | None:
