@@ -118,32 +118,35 @@ class _Choice:
         """Undo the last steps until the draft fits, then repeat as many of them as still fit.
 
         Small gaps between chosen blocks are closed, so a step may add several times its own tokens. How many cannot be
-        known before counting. So the share of the steps is undone that the excess is of all tokens taken, and the
-        number of those to repeat is found by halving.
+        known before counting. So the share of the steps is undone that the excess is of all tokens taken.
         """
         undone: list[ChosenBlocks] = []
-        last_round = 0
         while self._room < 0 and self._steps:
-            excess, freed, last_round = -self._room * self._taken / (self._taken - self._room), 0.0, 0
+            excess, freed = -self._room * self._taken / (self._taken - self._room), 0.0
+            undone.clear()  # with the steps of an earlier round, the draft did not fit
             while self._steps and freed <= excess:
                 undone.append(self._steps[-1])
                 freed += self._take_back()
-                last_round += 1
             draft = self._count()
+        return self._repeat_some(draft, undone)
+
+    def _repeat_some(self, draft: Draft, undone: Sequence[ChosenBlocks]) -> Draft:
+        """Repeat as many steps as fit, the last of `undone` first. All do not fit; halving finds how many do."""
+        fitting, too_many = 0, len(undone)
         for _ in range(_HALVINGS):
-            tried = last_round // 2
+            tried = (too_many - fitting) // 2
             if not tried or self._room < _MIN_ROOM_SHARE * self._limit:
                 break
-            for _ in range(tried):
-                self._add(undone.pop())
+            for step in undone[len(undone) - fitting - tried : len(undone) - fitting][::-1]:
+                self._add(step)
             draft = self._count()
-            if self._room < 0:
-                for _ in range(tried):
-                    undone.append(self._steps[-1])
-                    self._take_back()
-                draft, last_round = self._count(), tried
-            else:
-                last_round -= tried
+            if self._room >= 0:
+                fitting += tried
+                continue
+            too_many = fitting + tried
+            for _ in range(tried):
+                self._take_back()
+            draft = self._count()
         return draft
 
     def _add(self, step: ChosenBlocks) -> None:
