@@ -137,6 +137,7 @@ TESTED_ELSEWHERE = {
     "stores.sqlite.latest": "stores/test_latest.py",
     "telemetry.metrics.families": "telemetry/test_metrics.py",  # each family is shown by its name
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
+    "telemetry.budget_alerts": "stores/test_budget_alerts.py",  # its guarantees depend on the store
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "context.inspector": "server/test_context.py",
     "server.endpoints": "e2e/test_leaving.py",  # its effect on a call shows on the connection of the call

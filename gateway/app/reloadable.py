@@ -9,7 +9,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from gateway import config
@@ -32,7 +32,8 @@ from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
-from gateway.core.ledger.charging import KeyLimits
+from gateway.core.ledger.arithmetic import AccountKey, Claim
+from gateway.core.ledger.charging import KeyLimits, claims_on
 from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -130,6 +131,7 @@ class Parts:
 
     def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
         self.settings = settings
+        self._keys = lasting.keys
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
@@ -179,6 +181,12 @@ class Parts:
         #: settles a call whose worker died
         self.settle_orphaned = gateway.background_settlement.settle_orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
+
+    def claims_on(self, accounts: Iterable[AccountKey]) -> list[Claim]:
+        """Return accounts with the limits that this configuration sets."""
+        limits = {key.name: limits_of(key.budget) for key in self.settings.auth.keys}
+        stored = {key.name: key.limits for key in self._keys.keys.values()}
+        return claims_on(accounts, self.rules.budget, stored | limits)
 
     def providers(self) -> list[ProviderHealth]:
         """Return the health of each provider."""

@@ -6,7 +6,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from math import ceil
 from typing import Final, NamedTuple
@@ -89,6 +89,14 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     if charged.session is not None:
         claims.append(Claim(charged.session.account, policy.session, charged.declared))
     return tuple(claims)
+
+
+def claims_on(accounts: Iterable[AccountKey], policy: BudgetPolicy, keys: Mapping[str, Limits]) -> list[Claim]:
+    """Return accounts with their configured limits, without a call. `keys`: the limits of client keys, by name."""
+    return [
+        Claim(account, keys.get(account.namespace, NO_LIMITS) if account.kind == "key" else policy.session)
+        for account in accounts
+    ]
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:

@@ -1,0 +1,97 @@
+"""Budget alerts of running gateways, with real receivers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockProvider, MockServer
+from tests.conftest import StartGateway
+from tests.support.gateways import until
+from tests.support.receiver import Receiver, serving
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with serving(Receiver()) as made:
+        yield made
+
+
+def thresholds(receiver: Receiver) -> list[tuple[str, int]]:
+    """Return the name and threshold of each event, each webhook-id once."""
+    bodies = {one.headers["webhook-id"]: json.loads(one.body) for one in receiver.requests}
+    return [(one["data"]["name"], one["data"]["threshold"]) for one in bodies.values()]
+
+
+def hook(receiver: Receiver, **more: Any) -> dict[str, Any]:
+    return {"url": receiver.url, "events": ["on_budget"], "timeout_s": 5, **more}
+
+
+def test_session_parent_and_client_key_are_announced_alike(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        **{
+            "callbacks.webhooks": [hook(receiver, secret="whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")],
+            "budget.calls": 2,
+            "auth.keys": [{"name": "alice", "key": "alice-key-0123456789", "budget": {"calls": 4}}],
+        },
+    )
+    headers = {"authorization": "Bearer alice-key-0123456789", "x-parent-session-id": "top"}
+    web = replace(gateway.web, headers=headers)
+    assert [web.chat("child").status for _ in range(2)] == [200, 200]
+    until(lambda: len(receiver.requests) == 9)
+    both = [50, 80, 95, 100]
+    assert sorted(thresholds(receiver)) == sorted(
+        [("alice", 50), *(("alice/child", one) for one in both), *(("alice/top", one) for one in both)]
+    )
+    assert all(one.headers["webhook-signature"].startswith("v1,") for one in receiver.requests)
+
+
+def test_restart_and_a_receiver_that_was_down_neither_lose_nor_repeat_alerts(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver, tmp_path: Path
+) -> None:
+    settings = {
+        "callbacks.webhooks": [hook(receiver)],
+        "budget.calls": 4,
+        "store.url": f"sqlite://{tmp_path / 'gateway.db'}",
+    }
+    receiver.answers = [(503, {})] * 2
+    gateway = gateway_server(mock_server.url, **settings)
+    for _ in range(2):
+        gateway.web.chat("s")
+    until(lambda: len(receiver.requests) >= 1)
+    gateway.stop()
+    receiver.answers = []
+    gateway = gateway_server(mock_server.url, **settings)
+    gateway.web.chat("s")
+    until(lambda: thresholds(receiver) == [("s", 50)])
+    gateway.web.chat("s")
+    until(lambda: len(thresholds(receiver)) == 4)
+    gateway.stop()
+    gateway = gateway_server(mock_server.url, **settings)
+    gateway.web.chat("other")
+    gateway.web.chat("other")
+    until(lambda: ("other", 50) in thresholds(receiver))
+    assert [one for one in thresholds(receiver) if one[0] == "s"] == [("s", 50), ("s", 80), ("s", 95), ("s", 100)]
+
+
+@pytest.mark.parametrize("form", ["slack", "text"])
+def test_receiver_gets_the_body_that_it_understands(
+    form: str, mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
+) -> None:
+    hooks = [hook(receiver, format=form, events=["on_budget", "on_finish"])]
+    gateway_server(mock_server.url, **{"callbacks.webhooks": hooks, "budget.calls": 2}).web.chat("s")
+    until(lambda: len(receiver.requests) == 2)
+    bodies = [one.body.decode() for one in receiver.requests]
+    texts = [json.loads(body)["text"] for body in bodies] if form == "slack" else [body[:-1] for body in bodies]
+    types = {"slack": "application/json", "text": "text/plain; charset=utf-8"}
+    assert {one.headers["content-type"] for one in receiver.requests} == {types[form]}
+    assert "The budget of session s has reached 50 %: 1 of 2 calls used (50.0%)." in texts
+    assert any(one.startswith("Call ") and " of session s ended: ok, status 200" in one for one in texts)

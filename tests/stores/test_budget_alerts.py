@@ -1,0 +1,283 @@
+"""Budget alerts on every store: once for each threshold, with several workers, restarts and failing receivers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Hold, Limits
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS, BudgetAlert
+from gateway.core.ports import Store
+from gateway.core.stored import OpenHold
+from gateway.telemetry import budget_alerts
+from gateway.telemetry.budget_alerts import BudgetAlerts
+from tests.stores.conftest import MakeRecord
+from tests.stores.files import Clock, Time
+
+SESSION = SessionKey("alice", "s")
+KEY = AccountKey("key", "alice")
+_numbers = count()
+
+
+@dataclass
+class Inbox:
+    """A receiver of alerts. `is_up`: it accepts them."""
+
+    name: str = "inbox"
+    is_up: bool = True
+    offered: list[BudgetAlert] = field(default_factory=list)
+    accepted: list[BudgetAlert] = field(default_factory=list)
+
+    async def accept(self, alert: BudgetAlert) -> bool:
+        self.offered.append(alert)
+        if self.is_up:
+            self.accepted.append(alert)
+        return self.is_up
+
+    @property
+    def reached(self) -> list[tuple[str, int]]:
+        return [(one.account.kind, one.threshold) for one in self.accepted]
+
+
+@dataclass
+class Budget:
+    """The configured limits of sessions and client keys."""
+
+    session: Limits = field(default_factory=lambda: Limits(tokens=1_000))
+    key: Limits = field(default_factory=Limits)
+
+    def claims_on(self, accounts: Iterable[AccountKey]) -> Sequence[Claim]:
+        return [Claim(one, self.key if one.kind == "key" else self.session) for one in accounts]
+
+
+@dataclass
+class World:
+    """A store that several workers share, the receiver of alerts, the limits and the clocks."""
+
+    store: Store
+    record: MakeRecord
+    clock: Clock
+    moments: Time
+    inbox: Inbox = field(default_factory=Inbox)
+    budget: Budget = field(default_factory=Budget)
+
+    def worker(self, inbox: Inbox | None = None) -> BudgetAlerts:
+        number, ids = next(_numbers), count()
+        return BudgetAlerts(
+            self.store,
+            self.budget.claims_on,
+            [inbox or self.inbox],
+            DEFAULT_THRESHOLDS,
+            owner=f"worker-{number}",
+            new_id=lambda: f"{number}-{next(ids)}",
+            wall=self.clock,
+        )
+
+    async def spend(self, tokens: int, session: str = "s", *, with_key: bool = False) -> None:
+        """Reserve and settle a call."""
+        accounts = (*([KEY] if with_key else []), SessionKey("alice", session).account)
+        made = self.record(session, accounts=accounts, spent=Amount(tokens, 0, 1))
+        claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in self.budget.claims_on(accounts)]
+        await self.store.reserve(OpenHold(Hold(made.call_id, tuple(claims), Amount()), made), 60.0)
+        await self.store.settle(made)
+
+
+async def look(one: BudgetAlerts) -> None:
+    """Let a worker compare, and wait until it has sent what it has."""
+    await one.look()
+    await asyncio.gather(*one._sending.values())
+
+
+@pytest.fixture
+def world(store: Store, record: MakeRecord, clock: Clock, moments: Time) -> World:
+    return World(store, record, clock, moments)
+
+
+async def test_each_threshold_is_announced_once(world: World) -> None:
+    one = world.worker()
+    await one.begin()
+    for tokens in (499, 1, 1, 299, 1, 250, 100):
+        await world.spend(tokens)
+        await look(one)
+    assert world.inbox.reached == [("session", 50), ("session", 80), ("session", 95), ("session", 100)]
+    [first, *_] = world.inbox.accepted
+    assert (first.account, first.unit, first.used.tokens, first.limits) == (
+        SESSION.account,
+        "tokens",
+        500,
+        (1_000, None, None),
+    )
+
+
+async def test_one_call_can_reach_several_thresholds_of_several_accounts(world: World) -> None:
+    world.budget.key = Limits(calls=2)
+    one = world.worker()
+    await one.begin()
+    await world.spend(960, with_key=True)
+    await look(one)
+    assert sorted(world.inbox.reached) == [("key", 50), ("session", 50), ("session", 80), ("session", 95)]
+
+
+async def test_two_workers_announce_parallel_calls_once(world: World) -> None:
+    workers = [world.worker() for _ in range(2)]
+    await asyncio.gather(*(one.begin() for one in workers))
+    await asyncio.gather(*(world.spend(50) for _ in range(20)), *(one.look() for one in workers for _ in range(3)))
+    for one in workers:
+        await look(one)
+    assert sorted(world.inbox.reached) == [("session", 50), ("session", 80), ("session", 95), ("session", 100)]
+
+
+async def test_charge_of_a_killed_worker_is_announced_by_another(world: World) -> None:
+    killed, other = world.worker(Inbox()), world.worker()
+    await killed.begin()
+    await world.spend(600)
+    # The first worker ends here, without having looked.
+    await look(other)
+    assert world.inbox.reached == [], "its lease has not ended"
+    world.clock.time += 11
+    await look(other)
+    assert world.inbox.reached == [("session", 50)]
+
+
+async def test_alert_of_a_worker_killed_before_delivery_is_sent_by_another(world: World) -> None:
+    killed = world.worker(Inbox(is_up=False))
+    await killed.begin()
+    await world.spend(600)
+    await look(killed)
+    world.clock.time += 11
+    restarted = world.worker()
+    await restarted.begin()
+    await look(restarted)
+    await world.spend(1)
+    await look(restarted)
+    assert world.inbox.reached == [("session", 50)]
+
+
+async def test_restart_does_not_repeat_an_alert(world: World) -> None:
+    for _ in range(3):
+        one = world.worker()
+        await one.begin()
+        await world.spend(200)
+        await look(one)
+        world.clock.time += 11
+    assert world.inbox.reached == [("session", 50)]
+
+
+async def test_receiver_that_was_down_gets_all_alerts(world: World) -> None:
+    world.inbox.is_up = False
+    one = world.worker()
+    await one.begin()
+    for _ in range(4):
+        await world.spend(250)
+        await look(one)
+    assert world.inbox.accepted == []
+    world.inbox.is_up = True
+    world.clock.time += 61
+    await look(one)
+    assert world.inbox.reached == [("session", 50), ("session", 80), ("session", 95), ("session", 100)]
+    assert {one.id for one in world.inbox.offered} == {one.id for one in world.inbox.accepted}
+    accepted = len(world.inbox.accepted)
+    world.clock.time += 61
+    await look(one)
+    assert len(world.inbox.accepted) == accepted
+
+
+async def test_failing_receiver_is_offered_alerts_at_growing_intervals(world: World) -> None:
+    world.inbox.is_up = False
+    one = world.worker()
+    await one.begin()
+    await world.spend(600)
+    for _ in range(20):
+        await look(one)
+        world.clock.time += 1
+    assert 4 <= len(world.inbox.offered) <= 6
+    assert len({one.id for one in world.inbox.offered}) == 1
+
+
+async def test_refilled_window_announces_again(world: World) -> None:
+    world.budget.session = Limits(tokens=1_000, window_s=60)
+    one = world.worker()
+    await one.begin()
+    await world.spend(600)
+    await look(one)
+    world.moments.go_on(61)
+    await world.spend(600)
+    await look(one)
+    assert world.inbox.reached == [("session", 50)] * 2
+    assert world.inbox.accepted[0].resets_at is not None
+
+
+async def test_reset_session_announces_again(world: World) -> None:
+    one = world.worker()
+    await one.begin()
+    await world.spend(600)
+    await look(one)
+    await world.store.reset(SESSION)
+    await world.spend(600)
+    await look(one)
+    assert world.inbox.reached == [("session", 50)] * 2
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_raised_budget_announces_again_when_it_is_reached_again(world: World, *, restarts: bool) -> None:
+    one = world.worker()
+    await one.begin()
+    await world.spend(1_000)
+    await look(one)
+    world.inbox.accepted.clear()
+    await world.store.override_limits(SESSION.account, {"tokens": 2_000})
+    if restarts:
+        world.clock.time += 11
+        one = world.worker()
+        await one.begin()
+    await world.spend(100)
+    await look(one)
+    assert world.inbox.reached == [], "55 %, and 50 % was reached before"
+    await world.spend(600)
+    await look(one)
+    assert world.inbox.reached == [("session", 80)]
+
+
+async def test_lowered_budget_announces_what_it_has_reached(world: World) -> None:
+    one = world.worker()
+    await one.begin()
+    await world.spend(600)
+    await look(one)
+    await world.store.override_limits(SESSION.account, {"tokens": 700})
+    await world.spend(1)
+    await look(one)
+    assert world.inbox.reached == [("session", 50), ("session", 80)]
+
+
+async def test_alerts_of_a_removed_receiver_are_deleted(world: World) -> None:
+    one = world.worker(Inbox("old", is_up=False))
+    await one.begin()
+    await world.spend(600)
+    await look(one)
+    world.clock.time += 11
+    after = world.worker()
+    await after.begin()
+    await look(after)
+    assert await world.store.learned("alerts/waiting") == b"[]"
+
+
+async def test_waiting_alerts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_alerts, "MOST_WAITING", 3)
+    world.inbox.is_up = False
+    dropped: list[None] = []
+    one = world.worker()
+    one._dropped = lambda: dropped.append(None)
+    await one.begin()
+    for number in range(5):
+        await world.spend(600, f"s{number}")
+    await look(one)
+    assert (len(one._waiting), len(dropped)) == (3, 2)
+    world.inbox.is_up = True
+    world.clock.time += 61
+    await look(one)
+    assert len({alert.account.id for alert in world.inbox.accepted}) == 3
