@@ -62,7 +62,8 @@ from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
-from gateway.telemetry.budget_alerts import BudgetAlerts, Receiver
+from gateway.telemetry.alert_outbox import AlertOutbox, Receiver
+from gateway.telemetry.budget_alerts import BudgetAlerts, Leadership
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
 from gateway.telemetry.otel import Otel
@@ -233,14 +234,14 @@ class Worker:
         """Return what sends budget alerts, or None if there is no receiver."""
         if not receivers:
             return None
+        dropped = partial(metrics.count_webhook_event, "dropped") if metrics is not None else lambda: None
         return BudgetAlerts(
             self._store,
             self._claims_on,
-            receivers,
             settings.callbacks.budget_thresholds,
-            owner=new_id(),
+            leadership=Leadership(self._store, new_id()),
+            outbox=AlertOutbox(self._store, receivers, dropped=dropped),
             new_id=new_id,
-            dropped=partial(metrics.count_webhook_event, "dropped") if metrics is not None else lambda: None,
         )
 
     def _claims_on(self, accounts: Iterable[AccountKey]) -> list[Claim]:
@@ -251,7 +252,6 @@ class Worker:
         """Start to compare budgets with their thresholds, before the first call."""
         if self._alerts is not None:
             await self._alerts.begin()
-            self._alerts.start()
 
     @property
     def forwarder(self) -> Forwarder:

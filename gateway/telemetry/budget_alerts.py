@@ -1,8 +1,8 @@
 """Announce that budgets have reached thresholds: once each, also after a crash and with several workers.
 
-One worker at a time, the leader, follows the list of settled calls in the store. Settlement writes this list in the
-same transaction as the charge, so no charge is missed if a worker dies after it. What was announced and the alerts that
-wait for receivers are changed in one transaction of the store. An alert is deleted when its receiver has accepted it.
+One worker at a time, the leader, follows the list of settled calls in the store. Settlement writes this list with the
+charge, so no charge is missed if a worker dies after it. What was announced and the alerts that wait for receivers are
+changed in one transaction of the store. An alert is deleted when its receiver has accepted it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -23,45 +24,30 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim
 from gateway.core.ledger.thresholds import Announced, BudgetAlert, announced, due, is_watched, unit_of
 from gateway.core.ports import Calls, Ledger, Lessons
 from gateway.core.stored import LatestCalls, Lesson
+from gateway.telemetry.alert_outbox import AlertOutbox
 
 logger = logging.getLogger("gateway")
 T = TypeVar("T")
 
-#: keys of the store's learned values: the leader, the waiting alerts, and what was announced of each account
+#: keys of the learned values of the store: the leader, and what was announced of each account
 _LEADER: Final = "alerts/leader"
-_WAITING: Final = "alerts/waiting"
 _ANNOUNCED: Final = "alerts/announced/"
 
-#: alerts that wait for receivers, in the store; further ones are dropped
-MOST_WAITING: Final = 500
 #: settled calls that are read at once
 _PAGE: Final = 128
 #: accounts of which the leader knows what was announced
 _MOST_KNOWN: Final = 10_000
-#: alerts that a receiver gets before the store is told that it has accepted them
-_BATCH: Final = 16
 #: seconds between two reads, if there are more calls and if there are none
 _PAUSE_S: Final = 0.01
 _POLL_S: Final = 1.0
 #: seconds without a sign of life after which another worker becomes the leader
 _LEASE_S: Final = 10.0
-_MAX_PAUSE_S: Final = 60.0
+#: longest time in seconds that alerts are still sent when the worker stops
+_MAX_WAIT_S: Final = 3.0
 
 
 class AlertStore(Ledger, Calls, Lessons, Protocol):
     """The parts of a store that alerts need."""
-
-
-class Receiver(Protocol):
-    """A receiver of alerts. `name`: identifies it in the store."""
-
-    @property
-    def name(self) -> str:  # noqa: D102
-        ...
-
-    async def accept(self, alert: BudgetAlert) -> bool:
-        """Send the alert. Return False to send it again later."""
-        ...
 
 
 class Leader(NamedTuple):
@@ -72,73 +58,135 @@ class Leader(NamedTuple):
     cursor: int
 
 
-class Waiting(NamedTuple):
-    """An alert that waits, and the names of the receivers that have not accepted it."""
-
-    alert: BudgetAlert
-    receivers: tuple[str, ...]
+class NotLeaderError(Exception):
+    """Another worker is the leader, so nothing is written."""
 
 
-class _NotLeaderError(Exception):
-    """Another worker has become the leader, so nothing is written."""
+class Leadership:
+    """Makes one of the workers that share a store the leader, by a lease in the store.
+
+    Args:
+        store: contains the lease and the settled calls.
+        owner: identifies this worker.
+        wall: returns Unix seconds.
+
+    Attributes:
+        cursor: the settled calls that were read.
+    """
+
+    def __init__(self, store: AlertStore, owner: str, wall: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._owner = owner
+        self._wall = wall
+        self.cursor = 0
+        #: end of this worker's lease; 0 while another worker is the leader
+        self._until = 0.0
+
+    @property
+    def is_leading(self) -> bool:
+        """Return whether this worker's lease lasts."""
+        return self._until > self._wall()
+
+    async def take(self, on_new: Callable[[], None]) -> bool:
+        """Return whether this worker is the leader, and become it if there is none.
+
+        `on_new`: called when the worker becomes the leader.
+
+        Raises:
+            StoreUnavailable: it is not known.
+        """
+        now = self._wall()
+        if self._until - now > _LEASE_S / 2:
+            return True
+        leader = _decoded(await self._store.learned(_LEADER), Leader)
+        is_own = leader is not None and leader.owner == self._owner
+        if leader is not None and not is_own and leader.until > now:
+            self._until = 0.0
+            return False
+        if not is_own:
+            self.cursor = leader.cursor if leader else (await self._store.settled_after(None, 0)).cursor
+            on_new()
+        with contextlib.suppress(NotLeaderError):
+            await self.write({}, takes_over=True)
+        return self._until > now
+
+    async def write(
+        self, lessons: Mapping[str, Lesson], *, takes_over: bool = False, lease_s: float = _LEASE_S
+    ) -> None:
+        """Renew the lease and apply these lessons in one transaction.
+
+        Args:
+            lessons: what to write besides the lease.
+            takes_over: become the leader if the lease of another worker has ended.
+            lease_s: seconds until the lease ends.
+
+        Raises:
+            NotLeaderError: another worker is the leader. Nothing was written.
+            StoreUnavailable: nothing was written, or it is not known.
+        """
+        now = self._wall()
+        mine = Leader(self._owner, now + lease_s, self.cursor)
+
+        def renew(known: bytes | None) -> bytes:
+            leader = _decoded(known, Leader)
+            is_own = leader is not None and leader.owner == self._owner
+            if not is_own and not (takes_over and (leader is None or leader.until <= now)):
+                raise NotLeaderError
+            return msgspec.json.encode(mine)
+
+        try:
+            await self._store.learn({_LEADER: renew, **lessons})
+        except NotLeaderError:
+            self._until = 0.0
+            raise
+        self._until = mine.until
+
+    async def resign(self) -> None:
+        """Let another worker become the leader at once."""
+        if self._until:
+            with contextlib.suppress(StoreUnavailable, NotLeaderError):
+                await self.write({}, lease_s=0.0)
 
 
 class BudgetAlerts:
-    """Find reached thresholds, and send alerts to all receivers.
+    """Compares the accounts of settled calls with thresholds.
 
     Args:
-        store: contains the settled calls, the accounts and the alerts.
-        claims_on: returns these accounts with their configured limits.
-        receivers: where alerts are sent.
+        store: contains the settled calls and the accounts.
+        claims_on: returns accounts with their configured limits.
         thresholds: percentages that are announced.
-        owner: identifies this worker.
+        leadership: of this worker.
+        outbox: sends the alerts.
         new_id: makes the id of an alert.
-        dropped: called for each alert that is dropped, because too many wait.
+        wall: returns Unix seconds.
     """
 
     def __init__(
         self,
         store: AlertStore,
         claims_on: Callable[[Iterable[AccountKey]], Sequence[Claim]],
-        receivers: Sequence[Receiver],
         thresholds: Sequence[int],
         *,
-        owner: str,
+        leadership: Leadership,
+        outbox: AlertOutbox,
         new_id: Callable[[], str],
-        dropped: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
-        poll_s: float = _POLL_S,
-        lease_s: float = _LEASE_S,
     ) -> None:
         self._store = store
         self._claims_on = claims_on
-        self._receivers = {one.name: one for one in receivers}
         self._thresholds = thresholds
-        self._owner = owner
+        self._leadership = leadership
+        self._outbox = outbox
         self._new_id = new_id
-        self._dropped = dropped
         self._wall = wall
-        self._poll_s = poll_s
-        self._lease_s = lease_s
-        self._cursor = 0
-        #: end of this worker's lease; 0 while another worker is the leader
-        self._until = 0.0
         self._known = BoundedDict[AccountKey, Announced](_MOST_KNOWN)
-        self._waiting: tuple[Waiting, ...] = ()
-        #: `_waiting` has to be assigned in the order in which the store was changed
-        self._changing = asyncio.Lock()
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        #: by receiver: failures since it accepted an alert, and the time before which it gets none
-        self._failures: dict[str, tuple[int, float]] = {}
+        self._is_loaded = False
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Become the leader if there is none, before the first call is settled."""
+        """Become the leader if there is none, before the first call is settled. Then follow the settled calls."""
         with contextlib.suppress(StoreUnavailable):
-            await self._lead()
-
-    def start(self) -> None:
-        """Start to follow the settled calls."""
+            await self._leadership.take(self._forget)
         self._task = asyncio.create_task(self._look_regularly())
 
     async def _look_regularly(self) -> None:
@@ -149,86 +197,54 @@ class BudgetAlerts:
                 pass  # the settled calls are read when the store is available again
             except Exception:
                 logger.exception("budgets were not compared with their thresholds; it will be tried again")
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(_POLL_S)
+
+    def _forget(self) -> None:
+        """Forget what this worker knew when it was the leader before: another one may have changed it."""
+        self._known.clear()
+        self._is_loaded = False
 
     async def look(self) -> None:
-        """Announce the thresholds that settled calls have reached, and send waiting alerts."""
-        if not await self._lead():
-            return
-        try:
-            await self._follow()
-        except _NotLeaderError:
-            self._until = 0.0
-            return
-        self._send()
-
-    async def _lead(self) -> bool:
-        """Return whether this worker is the leader, and become it if there is none."""
-        now = self._wall()
-        if self._until - now > self._lease_s / 2:
-            return True
-        leader = _decoded(await self._store.learned(_LEADER), Leader)
-        if leader is not None and leader.owner != self._owner and leader.until > now:
-            self._until = 0.0
-            return False
-        is_new = self._until == 0.0 or leader is None or leader.owner != self._owner
-        if is_new:
-            # Another worker may have announced something meanwhile.
-            self._known.clear()
-            self._cursor = leader.cursor if leader else (await self._store.settled_after(None, 0)).cursor
-        try:
-            await self._write({}, takes_over=True)
-        except _NotLeaderError:
-            self._until = 0.0
-            return False
-        if is_new:
-            self._waiting = _waiting(await self._store.learned(_WAITING))
-        return True
-
-    async def _write(self, lessons: Mapping[str, Lesson], *, takes_over: bool = False) -> None:
-        """Renew the lease and apply these lessons in one transaction.
-
-        Args:
-            lessons: what to write besides the lease.
-            takes_over: become the leader if the lease of another worker has ended.
+        """Announce the thresholds that settled calls have reached, and send waiting alerts.
 
         Raises:
-            _NotLeaderError: another worker is the leader. Nothing was written.
+            StoreUnavailable: the rest is announced the next time.
         """
-        now = self._wall()
-        mine = Leader(self._owner, now + self._lease_s, self._cursor)
-
-        def renew(known: bytes | None) -> bytes:
-            leader = _decoded(known, Leader)
-            is_own = leader is not None and leader.owner == self._owner
-            if not is_own and not (takes_over and (leader is None or leader.until <= now)):
-                raise _NotLeaderError
-            return msgspec.json.encode(mine)
-
-        await self._store.learn({_LEADER: renew, **lessons})
-        self._until = mine.until
+        if not await self._leadership.take(self._forget):
+            return
+        if not self._is_loaded:
+            await self._outbox.load()
+            self._is_loaded = True
+        with contextlib.suppress(NotLeaderError):
+            await self._follow()
+            self._outbox.send()
 
     async def _follow(self) -> None:
         """Read the settled calls up to the last one, and announce thresholds."""
         has_more = True
-        while has_more and self._until > self._wall():
+        while has_more and self._leadership.is_leading:
             has_more = await self._read_page()
             await asyncio.sleep(_PAUSE_S)
 
     async def _read_page(self) -> bool:
         """Read the next settled calls, and announce thresholds. Return False if there are no more."""
-        latest = await self._store.settled_after(self._cursor, _PAGE)
+        before = self._leadership.cursor
+        latest = await self._store.settled_after(before, _PAGE)
         if latest.missed:
             logger.warning(
                 "budget alerts: %d calls were settled while no worker followed them; a threshold that they reached is "
                 "announced at the next call of its account",
                 latest.missed,
             )
-        balances = [one for one in await self._balances(latest) if self._due(one, self._known.get(one.key))]
-        is_end, self._cursor = latest.cursor == self._cursor, latest.cursor
-        if balances:
-            await self._announce(balances)
-        return not is_end
+        balances = [one for one in await self._balances(latest) if self._is_due(one)]
+        self._leadership.cursor = latest.cursor
+        try:
+            if balances:
+                await self._announce(balances)
+        except BaseException:
+            self._leadership.cursor = before
+            raise
+        return latest.cursor != before
 
     async def _balances(self, latest: LatestCalls) -> Sequence[Balance]:
         """Return the balances of the accounts that these calls were charged to."""
@@ -247,48 +263,33 @@ class BudgetAlerts:
                 found += await self._store.balances([claim])
         return tuple(found)
 
-    def _due(self, balance: Balance, before: Announced | None) -> tuple[int, ...]:
-        """Return the thresholds to announce, and remember the account as it is if there are none."""
-        thresholds = due(balance, self._thresholds, before)
-        if before is not None and not thresholds:
+    def _is_due(self, balance: Balance) -> bool:
+        """Return whether thresholds may have to be announced. If not, remember the account as it is."""
+        before = self._known.get(balance.key)
+        is_due = bool(due(balance, self._thresholds, before))
+        if before is not None and not is_due:
             self._known[balance.key] = announced(balance)
-        return thresholds
+        return is_due
 
     async def _announce(self, balances: Sequence[Balance]) -> None:
         """Keep alerts for these accounts, unless another worker has announced the thresholds before."""
-        now, alerts, waiting, dropped = self._wall(), list[BudgetAlert](), list[Waiting](), 0
+        found: dict[AccountKey, list[BudgetAlert]] = {}
+        alerts = list[BudgetAlert]()
 
         def compare(balance: Balance, known: bytes | None) -> bytes:
+            # The store may run it again. Each run replaces what the last one has found.
             before = self._known.get(balance.key) or _decoded(known, Announced)
-            alerts.extend(self._alert(balance, one, now) for one in due(balance, self._thresholds, before))
+            found[balance.key] = [self._alert(balance, one) for one in due(balance, self._thresholds, before)]
+            alerts[:] = [alert for some in found.values() for alert in some]
             return msgspec.json.encode(announced(balance))
 
-        def begin(known: bytes | None) -> bytes:
-            # The first of these functions: the store may run all of them again.
-            alerts.clear()
-            return compare(balances[0], known)
-
-        def add(known: bytes | None) -> bytes:
-            nonlocal dropped
-            every = [*_waiting(known), *(Waiting(one, tuple(self._receivers)) for one in alerts)]
-            waiting[:], dropped = every[:MOST_WAITING], len(every[MOST_WAITING:])
-            return msgspec.json.encode(waiting)
-
-        lessons: dict[str, Lesson] = {_ANNOUNCED + _digest(balances[0].key): begin}
-        for balance in balances[1:]:
-            lessons[_ANNOUNCED + _digest(balance.key)] = lambda known, balance=balance: compare(balance, known)  # type: ignore[misc]
-        async with self._changing:
-            await self._write(lessons | {_WAITING: add})
-            self._waiting = tuple(waiting)
+        lessons = {_ANNOUNCED + _digest(one.key): partial(compare, one) for one in balances}
+        await self._outbox.add(alerts, lambda outbox: self._leadership.write({**lessons, **outbox}))
         for balance in balances:
             self._known[balance.key] = announced(balance)
-        for _ in range(dropped):
-            self._dropped()
-        if dropped:
-            logger.warning("budget alerts: %d wait for receivers; %d further ones are dropped", MOST_WAITING, dropped)
 
-    def _alert(self, balance: Balance, threshold: int, now: float) -> BudgetAlert:
-        resets_at = now + balance.resets_s if balance.resets_s is not None else None
+    def _alert(self, balance: Balance, threshold: int) -> BudgetAlert:
+        now = self._wall()
         return BudgetAlert(
             f"budget_{self._new_id()}",
             now,
@@ -297,86 +298,23 @@ class BudgetAlerts:
             unit_of(balance),
             balance.used,
             balance.limits[:3],
-            resets_at,
+            now + balance.resets_s if balance.resets_s is not None else None,
         )
 
-    def _send(self) -> None:
-        """Start to send the waiting alerts to the receivers that are not being sent to, and not failing."""
-        now = self._wall()
-        wanted = {name for one in self._waiting for name in one.receivers}
-        for name in wanted - self._sending.keys():
-            receiver = self._receivers.get(name)
-            if self._failures.get(name, (0, 0.0))[1] <= now:
-                task = asyncio.create_task(self._removed(name) if receiver is None else self._send_to(receiver))
-                self._sending[name] = task
-                task.add_done_callback(lambda _, name=name: self._sending.pop(name, None))  # type: ignore[misc]
-
-    async def _removed(self, name: str) -> None:
-        """Delete the alerts of a receiver that is no longer configured."""
-        await self._drop({one.alert.id for one in self._waiting}, name)
-
-    async def _send_to(self, receiver: Receiver) -> None:
-        """Send waiting alerts to a receiver, in their order, until it fails."""
-        name, accepted = receiver.name, set[str]()
-        for one in [one for one in self._waiting if name in one.receivers][:_BATCH]:
-            try:
-                if not await receiver.accept(one.alert):
-                    break
-            except Exception:
-                logger.exception("budget alert %s was not sent; it will be tried again", one.alert.id)
-                break
-            accepted.add(one.alert.id)
-        if accepted:
-            self._failures.pop(name, None)
-            await self._drop(accepted, name)
-            return
-        failures = self._failures.get(name, (0, 0.0))[0] + 1
-        self._failures[name] = (failures, self._wall() + min(_MAX_PAUSE_S, 2.0 ** (failures - 1)))
-
-    async def _drop(self, alert_ids: set[str], name: str) -> None:
-        """Delete alerts that a receiver has accepted. If that fails, it gets them again."""
-        left: tuple[Waiting, ...] = ()
-
-        def without(known: bytes | None) -> bytes:
-            nonlocal left
-            left = tuple(_without(_waiting(known), alert_ids, name))
-            return msgspec.json.encode(left)
-
-        with contextlib.suppress(StoreUnavailable):
-            async with self._changing:
-                await self._store.learn({_WAITING: without})
-                self._waiting = left
-
-    async def aclose(self, max_wait_s: float = 3.0) -> None:
-        """Compare once more, send for a few seconds, and let another worker become the leader at once."""
+    async def aclose(self) -> None:
+        """Compare once more, send for a few seconds, and let another worker become the leader."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        with contextlib.suppress(StoreUnavailable, _NotLeaderError, TimeoutError):
-            async with asyncio.timeout(max_wait_s):
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(_MAX_WAIT_S):
                 await self.look()
-                await asyncio.gather(*self._sending.values(), return_exceptions=True)
-        sending = [*self._sending.values()]
-        for task in sending:
-            task.cancel()
-        await asyncio.gather(*sending, return_exceptions=True)
-        if self._until:
-            self._lease_s = 0.0
-            with contextlib.suppress(StoreUnavailable, _NotLeaderError, TimeoutError):
-                async with asyncio.timeout(max_wait_s):
-                    await self._write({})
-
-
-def _without(waiting: Sequence[Waiting], alert_ids: set[str], name: str) -> Sequence[Waiting]:
-    kept = []
-    for one in waiting:
-        names = one.receivers
-        if one.alert.id in alert_ids:
-            names = tuple(other for other in names if other != name)
-        if names:
-            kept.append(Waiting(one.alert, names))
-    return kept
+                await self._outbox.join()
+        await self._outbox.aclose()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_WAIT_S):
+                await self._leadership.resign()
 
 
 def _digest(key: AccountKey) -> str:
@@ -390,8 +328,3 @@ def _decoded(value: bytes | None, kind: type[T]) -> T | None:
         return msgspec.json.decode(value, type=kind) if value is not None else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-
-
-def _waiting(value: bytes | None) -> tuple[Waiting, ...]:
-    decoded: tuple[Waiting, ...] | None = _decoded(value, tuple[Waiting, ...])
-    return decoded or ()

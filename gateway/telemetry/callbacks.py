@@ -26,7 +26,7 @@ from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
-from gateway.telemetry.budget_alerts import Receiver
+from gateway.telemetry.alert_outbox import Receiver
 from gateway.telemetry.event_bodies import BodyFormat, Event, body_of, budget_event
 from gateway.telemetry.webhooks import WebhookSender
 

@@ -14,8 +14,9 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS, BudgetAlert
 from gateway.core.ports import Store
 from gateway.core.stored import OpenHold
-from gateway.telemetry import budget_alerts
-from gateway.telemetry.budget_alerts import BudgetAlerts
+from gateway.telemetry import alert_outbox
+from gateway.telemetry.alert_outbox import AlertOutbox
+from gateway.telemetry.budget_alerts import BudgetAlerts, Leadership
 from tests.stores.conftest import MakeRecord
 from tests.stores.files import Clock, Time
 
@@ -65,18 +66,22 @@ class World:
     moments: Time
     inbox: Inbox = field(default_factory=Inbox)
     budget: Budget = field(default_factory=Budget)
+    dropped: int = 0
 
     def worker(self, inbox: Inbox | None = None) -> BudgetAlerts:
         number, ids = next(_numbers), count()
         return BudgetAlerts(
             self.store,
             self.budget.claims_on,
-            [inbox or self.inbox],
             DEFAULT_THRESHOLDS,
-            owner=f"worker-{number}",
+            leadership=Leadership(self.store, f"worker-{number}", self.clock),
+            outbox=AlertOutbox(self.store, [inbox or self.inbox], dropped=self.count_dropped, wall=self.clock),
             new_id=lambda: f"{number}-{next(ids)}",
             wall=self.clock,
         )
+
+    def count_dropped(self) -> None:
+        self.dropped += 1
 
     async def spend(self, tokens: int, session: str = "s", *, with_key: bool = False) -> None:
         """Reserve and settle a call."""
@@ -90,7 +95,7 @@ class World:
 async def look(one: BudgetAlerts) -> None:
     """Let a worker compare, and wait until it has sent what it has."""
     await one.look()
-    await asyncio.gather(*one._sending.values())
+    await one._outbox.join()
 
 
 @pytest.fixture
@@ -100,7 +105,7 @@ def world(store: Store, record: MakeRecord, clock: Clock, moments: Time) -> Worl
 
 async def test_each_threshold_is_announced_once(world: World) -> None:
     one = world.worker()
-    await one.begin()
+    await one.look()
     for tokens in (499, 1, 1, 299, 1, 250, 100):
         await world.spend(tokens)
         await look(one)
@@ -117,7 +122,7 @@ async def test_each_threshold_is_announced_once(world: World) -> None:
 async def test_one_call_can_reach_several_thresholds_of_several_accounts(world: World) -> None:
     world.budget.key = Limits(calls=2)
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(960, with_key=True)
     await look(one)
     assert sorted(world.inbox.reached) == [("key", 50), ("session", 50), ("session", 80), ("session", 95)]
@@ -125,7 +130,7 @@ async def test_one_call_can_reach_several_thresholds_of_several_accounts(world: 
 
 async def test_two_workers_announce_parallel_calls_once(world: World) -> None:
     workers = [world.worker() for _ in range(2)]
-    await asyncio.gather(*(one.begin() for one in workers))
+    await asyncio.gather(*(one.look() for one in workers))
     await asyncio.gather(*(world.spend(50) for _ in range(20)), *(one.look() for one in workers for _ in range(3)))
     for one in workers:
         await look(one)
@@ -134,7 +139,7 @@ async def test_two_workers_announce_parallel_calls_once(world: World) -> None:
 
 async def test_charge_of_a_killed_worker_is_announced_by_another(world: World) -> None:
     killed, other = world.worker(Inbox()), world.worker()
-    await killed.begin()
+    await killed.look()
     await world.spend(600)
     # The first worker ends here, without having looked.
     await look(other)
@@ -146,12 +151,12 @@ async def test_charge_of_a_killed_worker_is_announced_by_another(world: World) -
 
 async def test_alert_of_a_worker_killed_before_delivery_is_sent_by_another(world: World) -> None:
     killed = world.worker(Inbox(is_up=False))
-    await killed.begin()
+    await killed.look()
     await world.spend(600)
     await look(killed)
     world.clock.time += 11
     restarted = world.worker()
-    await restarted.begin()
+    await restarted.look()
     await look(restarted)
     await world.spend(1)
     await look(restarted)
@@ -161,7 +166,7 @@ async def test_alert_of_a_worker_killed_before_delivery_is_sent_by_another(world
 async def test_restart_does_not_repeat_an_alert(world: World) -> None:
     for _ in range(3):
         one = world.worker()
-        await one.begin()
+        await one.look()
         await world.spend(200)
         await look(one)
         world.clock.time += 11
@@ -171,7 +176,7 @@ async def test_restart_does_not_repeat_an_alert(world: World) -> None:
 async def test_receiver_that_was_down_gets_all_alerts(world: World) -> None:
     world.inbox.is_up = False
     one = world.worker()
-    await one.begin()
+    await one.look()
     for _ in range(4):
         await world.spend(250)
         await look(one)
@@ -190,7 +195,7 @@ async def test_receiver_that_was_down_gets_all_alerts(world: World) -> None:
 async def test_failing_receiver_is_offered_alerts_at_growing_intervals(world: World) -> None:
     world.inbox.is_up = False
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(600)
     for _ in range(20):
         await look(one)
@@ -202,7 +207,7 @@ async def test_failing_receiver_is_offered_alerts_at_growing_intervals(world: Wo
 async def test_refilled_window_announces_again(world: World) -> None:
     world.budget.session = Limits(tokens=1_000, window_s=60)
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(600)
     await look(one)
     world.moments.go_on(61)
@@ -214,7 +219,7 @@ async def test_refilled_window_announces_again(world: World) -> None:
 
 async def test_reset_session_announces_again(world: World) -> None:
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(600)
     await look(one)
     await world.store.reset(SESSION)
@@ -226,7 +231,7 @@ async def test_reset_session_announces_again(world: World) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_raised_budget_announces_again_when_it_is_reached_again(world: World, *, restarts: bool) -> None:
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(1_000)
     await look(one)
     world.inbox.accepted.clear()
@@ -234,7 +239,7 @@ async def test_raised_budget_announces_again_when_it_is_reached_again(world: Wor
     if restarts:
         world.clock.time += 11
         one = world.worker()
-        await one.begin()
+        await one.look()
     await world.spend(100)
     await look(one)
     assert world.inbox.reached == [], "55 %, and 50 % was reached before"
@@ -245,7 +250,7 @@ async def test_raised_budget_announces_again_when_it_is_reached_again(world: Wor
 
 async def test_lowered_budget_announces_what_it_has_reached(world: World) -> None:
     one = world.worker()
-    await one.begin()
+    await one.look()
     await world.spend(600)
     await look(one)
     await world.store.override_limits(SESSION.account, {"tokens": 700})
@@ -256,27 +261,25 @@ async def test_lowered_budget_announces_what_it_has_reached(world: World) -> Non
 
 async def test_alerts_of_a_removed_receiver_are_deleted(world: World) -> None:
     one = world.worker(Inbox("old", is_up=False))
-    await one.begin()
+    await one.look()
     await world.spend(600)
     await look(one)
     world.clock.time += 11
     after = world.worker()
-    await after.begin()
+    await after.look()
     await look(after)
     assert await world.store.learned("alerts/waiting") == b"[]"
 
 
 async def test_waiting_alerts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget_alerts, "MOST_WAITING", 3)
+    monkeypatch.setattr(alert_outbox, "MOST_WAITING", 3)
     world.inbox.is_up = False
-    dropped: list[None] = []
     one = world.worker()
-    one._dropped = lambda: dropped.append(None)
-    await one.begin()
+    await one.look()
     for number in range(5):
         await world.spend(600, f"s{number}")
     await look(one)
-    assert (len(one._waiting), len(dropped)) == (3, 2)
+    assert (one._outbox.size, world.dropped) == (3, 2)
     world.inbox.is_up = True
     world.clock.time += 61
     await look(one)
