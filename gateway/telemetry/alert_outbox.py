@@ -22,7 +22,7 @@ logger = logging.getLogger("gateway")
 _KEY: Final = "alerts/waiting"
 #: alerts that wait for receivers; further ones are dropped
 MOST_WAITING: Final = 500
-#: alerts that a receiver gets before the store is told that it has accepted them
+#: alerts that a receiver gets before they are deleted from the store
 _BATCH: Final = 16
 _MAX_PAUSE_S: Final = 60.0
 
