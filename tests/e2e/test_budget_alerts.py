@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,10 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockProvider, MockServer
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import until
 from tests.support.receiver import Receiver, serving
+from tests.support.timing import LIMIT_S
 
 
 @pytest.fixture
@@ -95,3 +99,40 @@ def test_receiver_gets_the_body_that_it_understands(
     assert {one.headers["content-type"] for one in receiver.requests} == {types[form]}
     assert "The budget of session s has reached 50 %: 1 of 2 calls used (50.0%)." in texts
     assert any(one.startswith("Call ") and " of session s ended: ok, status 200" in one for one in texts)
+
+
+def test_killed_worker_neither_loses_nor_repeats_alerts(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, receiver: Receiver
+) -> None:
+    settings = {"callbacks.webhooks": [hook(receiver)], "budget.calls": 2, "server.workers": 2}
+    gateway = gateway_process(mock_server.url, **settings)
+    sessions = [f"s{number}" for number in range(8)]
+    for session in sessions[:4]:
+        assert gateway.web.chat(session).status == 200
+    # Both workers and their supervisor end at once, perhaps before any alert was sent.
+    pid = gateway.process.pid
+    for one in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+        os.kill(one, signal.SIGKILL)
+    gateway.process.wait(LIMIT_S)
+    gateway = gateway_process(mock_server.url, folder=gateway.folder, **settings)
+    for session in sessions[4:]:
+        assert gateway.web.chat(session).status == 200
+    until(lambda: len(thresholds(receiver)) == 8, 30)
+    # One more call of each reaches the other thresholds, and not the first one again.
+    for session in sessions:
+        assert gateway.web.chat(session).status == 200
+    until(lambda: len(thresholds(receiver)) == 32, 30)
+    assert sorted(thresholds(receiver)) == [(session, one) for session in sessions for one in (50, 80, 95, 100)]
+
+
+def test_thresholds_that_parallel_calls_of_two_workers_reach_are_announced_once(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess, receiver: Receiver
+) -> None:
+    settings = {"callbacks.webhooks": [hook(receiver)], "budget.calls": 40, "server.workers": 2}
+    web = gateway_process(mock_server.url, **settings).web
+    with ThreadPoolExecutor(8) as threads:
+        statuses = [reply.status for reply in threads.map(lambda _: web.chat("s"), range(40))]
+    assert statuses == [200] * 40
+    until(lambda: len(thresholds(receiver)) == 4, 30)
+    assert sorted(thresholds(receiver)) == [("s", one) for one in (50, 80, 95, 100)]
+    assert len(receiver.requests) == 4

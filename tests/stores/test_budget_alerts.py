@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -14,11 +15,16 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS, BudgetAlert
 from gateway.core.ports import Store
 from gateway.core.stored import OpenHold
+from gateway.stores.redis.per_server import home_of
 from gateway.telemetry import alert_outbox
 from gateway.telemetry.alert_outbox import AlertOutbox
 from gateway.telemetry.budget_alerts import BudgetAlerts, Leadership
-from tests.stores.conftest import MakeRecord
+from tests.stores.conftest import MakeRecord, OpenStore
 from tests.stores.files import Clock, Time
+
+if TYPE_CHECKING:
+    from gateway.stores.redis import RedisStore
+    from gateway.stores.redis.per_slot import PerSlotLedger
 
 SESSION = SessionKey("alice", "s")
 KEY = AccountKey("key", "alice")
@@ -284,3 +290,24 @@ async def test_waiting_alerts_are_bounded(world: World, monkeypatch: pytest.Monk
     world.clock.time += 61
     await look(one)
     assert len({alert.account.id for alert in world.inbox.accepted}) == 3
+
+
+async def test_charge_is_announced_if_a_worker_of_a_cluster_ends_before_it_lists_the_call(
+    open_cluster: OpenStore, record: MakeRecord, clock: Clock, moments: Time
+) -> None:
+    store = await open_cluster(clock, moments)
+    world = World(store, record, clock, moments)
+    one = world.worker()
+    await one.look()
+    made = record("s", accounts=(SESSION.account,), spent=Amount(600, 0, 1))
+    await store.reserve(OpenHold(Hold(made.call_id, (Claim(SESSION.account),), Amount()), made), 60.0)
+    ledger = cast("RedisStore", store)._ledger
+    # The first part of a settlement; the worker ends before the second one.
+    await cast("PerSlotLedger", ledger)._settle(made, home_of(made), None, None)
+    await look(one)
+    assert world.inbox.reached == []
+    moments.go_on(61)
+    assert await store.overdue_holds(10) == []
+    await look(one)
+    assert world.inbox.reached == [("session", 50)]
+    await store.aclose()
