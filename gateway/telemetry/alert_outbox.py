@@ -53,7 +53,7 @@ class AlertOutbox:
         store: contains the alerts.
         receivers: where alerts are sent.
         dropped: called for each alert that is dropped, because too many wait.
-        wall: returns Unix seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class AlertOutbox:
         receivers: Sequence[Receiver],
         *,
         dropped: Callable[[], None] = lambda: None,
-        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._receivers = {one.name: one for one in receivers}
         self._dropped = dropped
-        self._wall = wall
+        self._clock = clock
         self._waiting: tuple[Waiting, ...] = ()
         #: `_waiting` has to be assigned in the order in which the store was changed
         self._changing = asyncio.Lock()
@@ -119,7 +119,7 @@ class AlertOutbox:
 
     def send(self) -> None:
         """Start to send waiting alerts to the receivers that are not being sent to, and not failing."""
-        now = self._wall()
+        now = self._clock()
         wanted = {name for one in self._waiting for name in one.receivers}
         for name in wanted - self._sending.keys():
             if self._failures.get(name, (0, 0.0))[1] <= now:
@@ -152,7 +152,7 @@ class AlertOutbox:
             await self._remove(accepted, name)
             return
         failures = self._failures.get(name, (0, 0.0))[0] + 1
-        self._failures[name] = (failures, self._wall() + min(_MAX_PAUSE_S, 2.0 ** (failures - 1)))
+        self._failures[name] = (failures, self._clock() + min(_MAX_PAUSE_S, 2.0 ** (failures - 1)))
 
     async def _remove(self, alert_ids: set[str], name: str) -> None:
         """Delete alerts that a receiver has accepted. If that fails, it gets them again."""

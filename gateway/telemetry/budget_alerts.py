@@ -65,87 +65,109 @@ class NotLeaderError(Exception):
 class Leadership:
     """Makes one of the workers that share a store the leader, by a lease in the store.
 
+    A lease has ended at its time, or if it was not renewed for as long as it lasts. The latter does not need the clocks
+    of all machines to agree.
+
     Args:
         store: contains the lease and the settled calls.
         owner: identifies this worker.
         wall: returns Unix seconds.
+        clock: returns monotonic seconds.
 
     Attributes:
         cursor: the settled calls that were read.
     """
 
-    def __init__(self, store: AlertStore, owner: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: AlertStore,
+        owner: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._owner = owner
         self._wall = wall
+        self._clock = clock
         self.cursor = 0
-        #: end of this worker's lease; 0 while another worker is the leader
-        self._until = 0.0
+        #: monotonic end of this worker's lease; None while another worker is the leader
+        self._until: float | None = None
+        #: the lease of another worker, and since when it is known unchanged
+        self._seen: Leader | None = None
+        self._seen_at = 0.0
 
     @property
     def is_leading(self) -> bool:
         """Return whether this worker's lease lasts."""
-        return self._until > self._wall()
+        return self._until is not None and self._until > self._clock()
 
     async def take(self, on_new: Callable[[], None]) -> bool:
         """Return whether this worker is the leader, and become it if there is none.
 
-        `on_new`: called when the worker becomes the leader.
+        `on_new`: called before the worker becomes the leader.
 
         Raises:
             StoreUnavailable: it is not known.
         """
-        now = self._wall()
-        if self._until - now > _LEASE_S / 2:
+        if self._until is not None and self._until - self._clock() > _LEASE_S / 2:
             return True
         leader = _decoded(await self._store.learned(_LEADER), Leader)
-        is_own = leader is not None and leader.owner == self._owner
-        if leader is not None and not is_own and leader.until > now:
-            self._until = 0.0
-            return False
-        if not is_own:
+        if leader is not None and leader.owner == self._owner:
+            await self._renew(leader)
+            return self.is_leading
+        self._until = None
+        if leader is None or self._has_ended(leader):
             self.cursor = leader.cursor if leader else (await self._store.settled_after(None, 0)).cursor
             on_new()
+            await self._renew(leader)
+        return self.is_leading
+
+    def _has_ended(self, leader: Leader) -> bool:
+        now = self._clock()
+        if leader != self._seen:
+            self._seen, self._seen_at = leader, now
+        return leader.until <= self._wall() or now - self._seen_at > _LEASE_S
+
+    async def _renew(self, before: Leader | None) -> None:
         with contextlib.suppress(NotLeaderError):
-            await self.write({}, takes_over=True)
-        return self._until > now
+            await self._write({}, _LEASE_S, lambda leader: leader == before)
 
-    async def write(
-        self, lessons: Mapping[str, Lesson], *, takes_over: bool = False, lease_s: float = _LEASE_S
-    ) -> None:
+    async def write(self, lessons: Mapping[str, Lesson]) -> None:
         """Renew the lease and apply these lessons in one transaction.
-
-        Args:
-            lessons: what to write besides the lease.
-            takes_over: become the leader if the lease of another worker has ended.
-            lease_s: seconds until the lease ends.
 
         Raises:
             NotLeaderError: another worker is the leader. Nothing was written.
             StoreUnavailable: nothing was written, or it is not known.
         """
-        now = self._wall()
-        mine = Leader(self._owner, now + lease_s, self.cursor)
+        await self._write(lessons, _LEASE_S, self._is_own)
+
+    def _is_own(self, leader: Leader | None) -> bool:
+        return leader is not None and leader.owner == self._owner
+
+    async def _write(
+        self, lessons: Mapping[str, Lesson], lease_s: float, may_write: Callable[[Leader | None], bool]
+    ) -> None:
+        began = self._clock()
+        mine = Leader(self._owner, self._wall() + lease_s, self.cursor)
 
         def renew(known: bytes | None) -> bytes:
-            leader = _decoded(known, Leader)
-            is_own = leader is not None and leader.owner == self._owner
-            if not is_own and not (takes_over and (leader is None or leader.until <= now)):
+            if not may_write(_decoded(known, Leader)):
                 raise NotLeaderError
             return msgspec.json.encode(mine)
 
         try:
             await self._store.learn({_LEADER: renew, **lessons})
         except NotLeaderError:
-            self._until = 0.0
+            self._until = None
             raise
-        self._until = mine.until
+        self._until = began + lease_s
 
     async def resign(self) -> None:
         """Let another worker become the leader at once."""
-        if self._until:
+        if self._until is not None:
             with contextlib.suppress(StoreUnavailable, NotLeaderError):
-                await self.write({}, lease_s=0.0)
+                await self._write({}, 0.0, self._is_own)
 
 
 class BudgetAlerts:

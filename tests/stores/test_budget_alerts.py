@@ -74,14 +74,17 @@ class World:
     budget: Budget = field(default_factory=Budget)
     dropped: int = 0
 
-    def worker(self, inbox: Inbox | None = None) -> BudgetAlerts:
+    def worker(self, inbox: Inbox | None = None, *, ahead_s: float = 0.0) -> BudgetAlerts:
+        """Return the alerts of one more worker. `ahead_s`: its wall clock is ahead by so many seconds."""
         number, ids = next(_numbers), count()
         return BudgetAlerts(
             self.store,
             self.budget.claims_on,
             DEFAULT_THRESHOLDS,
-            leadership=Leadership(self.store, f"worker-{number}", self.clock),
-            outbox=AlertOutbox(self.store, [inbox or self.inbox], dropped=self.count_dropped, wall=self.clock),
+            leadership=Leadership(
+                self.store, f"worker-{number}", wall=lambda: self.clock() + ahead_s, clock=self.clock
+            ),
+            outbox=AlertOutbox(self.store, [inbox or self.inbox], dropped=self.count_dropped, clock=self.clock),
             new_id=lambda: f"{number}-{next(ids)}",
             wall=self.clock,
         )
@@ -153,6 +156,22 @@ async def test_charge_of_a_killed_worker_is_announced_by_another(world: World) -
     world.clock.time += 11
     await look(other)
     assert world.inbox.reached == [("session", 50)]
+
+
+@pytest.mark.parametrize("ahead_s", [3_600.0, -3_600.0])
+async def test_killed_worker_is_replaced_even_if_its_clock_is_wrong(world: World, ahead_s: float) -> None:
+    killed, other = world.worker(ahead_s=ahead_s), world.worker()
+    await killed.look()
+    await world.spend(600)
+    await look(other)
+    world.clock.time += 11
+    await look(other)
+    assert world.inbox.reached == [("session", 50)]
+    await look(killed)
+    await world.spend(300)
+    await look(killed)
+    await look(other)
+    assert world.inbox.reached == [("session", 50), ("session", 80)]
 
 
 async def test_alert_of_a_worker_killed_before_delivery_is_sent_by_another(world: World) -> None:
