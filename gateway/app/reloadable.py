@@ -32,9 +32,10 @@ from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
-from gateway.core.ledger.arithmetic import AccountKey, Claim
+from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.charging import KeyLimits, claims_on
 from gateway.core.ports import Observer, Upstream
+from gateway.core.record import CallRecord
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
@@ -182,8 +183,9 @@ class Parts:
         self.settle_orphaned = gateway.background_settlement.settle_orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
 
-    def claims_on(self, accounts: Iterable[AccountKey]) -> list[Claim]:
-        """Return accounts with the limits that this configuration sets."""
+    async def claims_on(self, calls: Iterable[CallRecord]) -> list[Claim]:
+        """Return the accounts that calls were charged to, with the limits that this configuration sets, each once."""
+        accounts = dict.fromkeys(account for call in calls for account in call.accounts)
         limits = {key.name: limits_of(key.budget) for key in self.settings.auth.keys}
         stored = {key.name: key.limits for key in self._keys.keys.values()}
         return claims_on(accounts, self.rules.budget, stored | limits)

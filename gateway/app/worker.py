@@ -36,7 +36,7 @@ from gateway.context.planner import PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
-from gateway.core.ledger.arithmetic import AccountKey, Claim
+from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
@@ -244,9 +244,9 @@ class Worker:
             new_id=new_id,
         )
 
-    def _claims_on(self, accounts: Iterable[AccountKey]) -> list[Claim]:
-        """Return accounts with the limits of the current configuration."""
-        return self._parts.claims_on(accounts)
+    async def _claims_on(self, calls: Iterable[CallRecord]) -> list[Claim]:
+        """Return the accounts that calls were charged to, with the limits of the current configuration."""
+        return await self._parts.claims_on(calls)
 
     async def begin_alerts(self) -> None:
         """Start to compare budgets with their thresholds, before the first call."""

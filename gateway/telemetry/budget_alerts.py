@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim
 from gateway.core.ledger.thresholds import Announced, BudgetAlert, announced, due, is_watched, unit_of
 from gateway.core.ports import Calls, Ledger, Lessons
+from gateway.core.record import CallRecord
 from gateway.core.stored import LatestCalls, Lesson
 from gateway.telemetry.alert_outbox import AlertOutbox
 
@@ -175,7 +176,7 @@ class BudgetAlerts:
 
     Args:
         store: contains the settled calls and the accounts.
-        claims_on: returns accounts with their configured limits.
+        claims_on: returns the accounts that calls were charged to, with their configured limits, each once.
         thresholds: percentages that are announced.
         leadership: of this worker.
         outbox: sends the alerts.
@@ -186,7 +187,7 @@ class BudgetAlerts:
     def __init__(
         self,
         store: AlertStore,
-        claims_on: Callable[[Iterable[AccountKey]], Sequence[Claim]],
+        claims_on: Callable[[Sequence[CallRecord]], Awaitable[Sequence[Claim]]],
         thresholds: Sequence[int],
         *,
         leadership: Leadership,
@@ -270,8 +271,7 @@ class BudgetAlerts:
 
     async def _balances(self, latest: LatestCalls) -> Sequence[Balance]:
         """Return the balances of the accounts that these calls were charged to."""
-        keys = dict.fromkeys(key for settled in latest.settled for key in settled.call.accounts if key.kind != "rate")
-        claims = self._claims_on(keys)
+        claims = await self._claims_on([settled.call for settled in latest.settled])
         try:
             found = await self._store.balances(claims)
         except StoreDamaged:

@@ -43,7 +43,7 @@ def body_of(form: BodyFormat, name: str, event: Event, at: float) -> bytes:
 def budget_event(alert: BudgetAlert, shown: Callable[[SessionKey], str]) -> Event:
     """Return the data of `on_budget`. `shown`: returns the name of a session."""
     kind, namespace, account_id = alert.account
-    name = shown(SessionKey(namespace, account_id)) if kind == "session" else f"{namespace}/{account_id}".rstrip("/")
+    name = namespace if kind == "key" else shown(SessionKey(namespace, account_id))
     return {
         "account": kind,
         "name": name,

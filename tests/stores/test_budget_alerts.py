@@ -14,6 +14,7 @@ from gateway.core.ledger.arithmetic import AccountKey, Amount, Claim, Hold, Limi
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS, BudgetAlert
 from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
 from gateway.stores.redis.per_server import home_of
 from gateway.telemetry import alert_outbox
@@ -58,8 +59,11 @@ class Budget:
     session: Limits = field(default_factory=lambda: Limits(tokens=1_000))
     key: Limits = field(default_factory=Limits)
 
-    def claims_on(self, accounts: Iterable[AccountKey]) -> Sequence[Claim]:
+    def claims(self, accounts: Iterable[AccountKey]) -> Sequence[Claim]:
         return [Claim(one, self.key if one.kind == "key" else self.session) for one in accounts]
+
+    async def claims_on(self, calls: Sequence[CallRecord]) -> Sequence[Claim]:
+        return self.claims(dict.fromkeys(key for call in calls for key in call.accounts))
 
 
 @dataclass
@@ -96,7 +100,7 @@ class World:
         """Reserve and settle a call."""
         accounts = (*([KEY] if with_key else []), SessionKey("alice", session).account)
         made = self.record(session, accounts=accounts, spent=Amount(tokens, 0, 1))
-        claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in self.budget.claims_on(accounts)]
+        claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in self.budget.claims(accounts)]
         await self.store.reserve(OpenHold(Hold(made.call_id, tuple(claims), Amount()), made), 60.0)
         await self.store.settle(made)
 

@@ -93,10 +93,13 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
 
 def claims_on(accounts: Iterable[AccountKey], policy: BudgetPolicy, keys: Mapping[str, Limits]) -> list[Claim]:
     """Return accounts with their configured limits, without a call. `keys`: the limits of client keys, by name."""
-    return [
-        Claim(account, keys.get(account.namespace, NO_LIMITS) if account.kind == "key" else policy.session)
-        for account in accounts
-    ]
+    claims = []
+    for account in accounts:
+        if account.kind == "session":
+            claims.append(Claim(account, policy.session))
+        elif account.kind == "key":
+            claims.append(Claim(account, keys.get(account.namespace, NO_LIMITS)))
+    return claims
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
