@@ -329,10 +329,14 @@ class BudgetAlerts:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
+        try:
             async with asyncio.timeout(_MAX_WAIT_S):
                 await self.look()
                 await self._outbox.join()
+        except (StoreUnavailable, TimeoutError):
+            pass  # another worker continues
+        except Exception:
+            logger.exception("budgets were not compared with their thresholds when the worker stopped")
         await self._outbox.aclose()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_WAIT_S):

@@ -126,8 +126,8 @@ end
 -- 0: the account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it. The
 -- last value: its budget period.
 local function view(a)
-    local limits = { a.d[1] or -2, a.d[2] or -2, a.d[3] or -2 }
-    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, limits[1], limits[2], limits[3], a.missing or 0, a.e }
+    local u, h, d = a.u, a.h, a.d
+    return { u[1], u[2], u[3], h[1], h[2], h[3], a.o, d[1] or -2, d[2] or -2, d[3] or -2, a.missing or 0, a.e }
 end
 
 local function is_ending(name)
