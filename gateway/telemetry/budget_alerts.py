@@ -22,9 +22,9 @@ from gateway.core.bounded import BoundedDict
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim
 from gateway.core.ledger.thresholds import Announced, BudgetAlert, announced, due, is_watched, unit_of
-from gateway.core.ports import Calls, Ledger, Lessons
+from gateway.core.ports import Calls, Ledger, Lessons, Sessions
 from gateway.core.record import CallRecord
-from gateway.core.stored import LatestCalls, Lesson
+from gateway.core.stored import Lesson
 from gateway.telemetry.alert_outbox import AlertOutbox
 
 logger = logging.getLogger("gateway")
@@ -36,6 +36,10 @@ _ANNOUNCED: Final = "alerts/announced/"
 
 #: settled calls that are read at once
 _PAGE: Final = 128
+#: newest calls of a session that name its accounts, and seconds by which the clocks of machines may differ, if the list
+#: of settled calls does not reach back
+_CALLS_OF_SESSION: Final = 20
+_MARGIN_S: Final = 60.0
 #: accounts of which the leader knows what was announced
 _MOST_KNOWN: Final = 10_000
 #: seconds between two reads, if there are more calls and if there are none
@@ -47,7 +51,7 @@ _LEASE_S: Final = 10.0
 _MAX_WAIT_S: Final = 3.0
 
 
-class AlertStore(Ledger, Calls, Lessons, Protocol):
+class AlertStore(Ledger, Sessions, Calls, Lessons, Protocol):
     """The parts of a store that alerts need."""
 
 
@@ -77,6 +81,7 @@ class Leadership:
 
     Attributes:
         cursor: the settled calls that were read.
+        read_at: Unix time in seconds at which they were read, or earlier.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Leadership:
         self._wall = wall
         self._clock = clock
         self.cursor = 0
+        self.read_at = 0.0
         #: monotonic end of this worker's lease; None while another worker is the leader
         self._until: float | None = None
         #: the lease of another worker, and since when it is known unchanged
@@ -120,6 +126,7 @@ class Leadership:
         self._until = None
         if leader is None or self._has_ended(leader):
             self.cursor = leader.cursor if leader else (await self._store.settled_after(None, 0)).cursor
+            self.read_at = leader.until - _LEASE_S if leader else self._wall()
             on_new()
             await self._renew(leader)
         return self.is_leading
@@ -251,27 +258,37 @@ class BudgetAlerts:
 
     async def _read_page(self) -> bool:
         """Read the next settled calls, and announce thresholds. Return False if there are no more."""
-        before = self._leadership.cursor
+        before, began = self._leadership.cursor, self._wall()
         latest = await self._store.settled_after(before, _PAGE)
         if latest.missed:
-            logger.warning(
-                "budget alerts: %d calls were settled while no worker followed them; a threshold that they reached is "
-                "announced at the next call of its account",
-                latest.missed,
-            )
-        balances = [one for one in await self._balances(latest) if self._is_due(one)]
-        self._leadership.cursor = latest.cursor
-        try:
-            if balances:
-                await self._announce(balances)
-        except BaseException:
-            self._leadership.cursor = before
-            raise
+            await self._compare_recent_sessions(self._leadership.read_at - _MARGIN_S)
+        await self._compare([settled.call for settled in latest.settled])
+        self._leadership.cursor, self._leadership.read_at = latest.cursor, began
         return latest.cursor != before
 
-    async def _balances(self, latest: LatestCalls) -> Sequence[Balance]:
-        """Return the balances of the accounts that these calls were charged to."""
-        claims = await self._claims_on([settled.call for settled in latest.settled])
+    async def _compare_recent_sessions(self, since: float) -> None:
+        """Announce the thresholds of sessions with a call since this Unix time, if the list does not reach back.
+
+        The store lists a limited number of settled calls, and more can end while no worker follows them.
+        """
+        cursor, is_end = None, False
+        while not is_end:
+            page = await self._store.sessions(None, _PAGE, cursor, "recent")
+            recent = [one.key for one in page.sessions if one.last_call_at >= since]
+            for key in recent:
+                with contextlib.suppress(StoreDamaged):
+                    await self._compare(await self._store.calls(key, _CALLS_OF_SESSION))
+            cursor, is_end = page.cursor, page.cursor is None or len(recent) < len(page.sessions)
+
+    async def _compare(self, calls: Sequence[CallRecord]) -> None:
+        """Announce the thresholds that the accounts of these calls have reached."""
+        balances = [one for one in await self._balances(calls) if self._is_due(one)]
+        if balances:
+            await self._announce(balances)
+
+    async def _balances(self, calls: Sequence[CallRecord]) -> Sequence[Balance]:
+        """Return the balances of the accounts that these calls were charged to, if they have a limit."""
+        claims = await self._claims_on(calls)
         try:
             found = await self._store.balances(claims)
         except StoreDamaged:

@@ -15,7 +15,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS, BudgetAlert
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import OpenHold
+from gateway.core.stored import MOST_LATEST, OpenHold
 from gateway.stores.redis.per_server import home_of
 from gateway.telemetry import alert_outbox
 from gateway.telemetry.alert_outbox import AlertOutbox
@@ -103,6 +103,11 @@ class World:
         claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in self.budget.claims(accounts)]
         await self.store.reserve(OpenHold(Hold(made.call_id, tuple(claims), Amount()), made), 60.0)
         await self.store.settle(made)
+
+    async def settle(self, tokens: int, session: str) -> None:
+        """Settle a call without a reservation."""
+        accounts = (SessionKey("alice", session).account,)
+        await self.store.settle(self.record(session, accounts=accounts, spent=Amount(tokens, 0, 1)))
 
 
 async def look(one: BudgetAlerts) -> None:
@@ -298,6 +303,18 @@ async def test_alerts_of_a_removed_receiver_are_deleted(world: World) -> None:
     await after.look()
     await look(after)
     assert await world.store.learned("alerts/waiting") == b"[]"
+
+
+async def test_charges_that_the_list_of_settled_calls_no_longer_has_are_announced(world: World) -> None:
+    one = world.worker()
+    await one.look()
+    await world.spend(600, "quiet", with_key=True)
+    for _ in range(MOST_LATEST + 64):
+        await world.settle(0, "busy")
+    assert (await world.store.settled_after(0, 1)).missed > 0
+    await look(one)
+    assert world.inbox.reached == [("session", 50)]
+    assert world.inbox.accepted[0].account.id == "quiet"
 
 
 async def test_waiting_alerts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
