@@ -188,13 +188,34 @@ async def test_alert_of_a_worker_killed_before_delivery_is_sent_by_another(world
     await killed.look()
     await world.spend(600)
     await look(killed)
+    # With its next lease it also saves that it has read the call.
+    world.clock.time += 6
+    await look(killed)
     world.clock.time += 11
     restarted = world.worker()
     await restarted.look()
     await look(restarted)
+    assert world.inbox.reached == [("session", 50)]
     await world.spend(1)
     await look(restarted)
     assert world.inbox.reached == [("session", 50)]
+
+
+async def test_worker_that_leads_again_repeats_nothing(world: World) -> None:
+    one, other = world.worker(), world.worker()
+    for leader in (one, other, one):
+        await world.spend(300)
+        await look(leader)
+        await world.spend(0)
+        world.clock.time += 11
+    assert world.inbox.reached == [("session", 50), ("session", 80)]
+    await look(other)
+    await world.spend(1)
+    await look(other)
+    world.clock.time += 11
+    await world.spend(1)
+    await look(one)
+    assert world.inbox.reached == [("session", 50), ("session", 80)]
 
 
 async def test_restart_does_not_repeat_an_alert(world: World) -> None:
