@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -136,3 +138,33 @@ def test_thresholds_that_parallel_calls_of_two_workers_reach_are_announced_once(
     until(lambda: len(thresholds(receiver)) == 4, 30)
     assert sorted(thresholds(receiver)) == [("s", one) for one in (50, 80, 95, 100)]
     assert len(receiver.requests) == 4
+
+
+OBSERVER = """
+    class Watcher:
+        heard = []
+
+        def on_budget(self, event):
+            self.heard.append(event)
+"""
+
+
+def test_an_observer_receives_each_alert_once(
+    mock_server: MockServer,
+    mock: MockProvider,
+    gateway_server: StartGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "own_budget_watcher.py").write_text(textwrap.dedent(OBSERVER))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"callbacks.observers": ["own_budget_watcher.Watcher"], "budget.calls": 2}
+    gateway = gateway_server(mock_server.url, **settings, **{"callbacks.budget_thresholds": [50, 100]})
+    gateway.web.chat("s")
+    gateway.web.chat("s")
+    heard = sys.modules["own_budget_watcher"].Watcher.heard
+    until(lambda: len(heard) == 2)
+    assert [(event["name"], event["threshold"], event["unit"]) for event in heard] == [
+        ("s", 50, "calls"),
+        ("s", 100, "calls"),
+    ]
