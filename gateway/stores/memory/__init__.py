@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from gateway.core.agent_use import AgentUse, counted_agent, subagent_of
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
@@ -99,6 +100,8 @@ class MemoryStore:
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls = MemoryCalls()
+        #: what the subagents of sessions used, by their ids
+        self._agents: dict[SessionKey, dict[str, AgentUse]] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._kept_by_provider: dict[SessionKey, str] = {}
@@ -170,10 +173,25 @@ class MemoryStore:
             tools,
         )
         self._show(view)
+        agent = subagent_of(record)
+        if agent is not None:
+            self._add_agent(key, agent, record, orphaned)
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
         if record.counted_kept:
             self._kept_by_provider[key] = (record.counted_kept + self._kept_by_provider.get(key, ""))[:MAX_KEPT]
+
+    def _add_agent(self, key: SessionKey, agent: str, record: CallRecord, orphaned: CallRecord | None) -> None:
+        """Add a call to what its subagent used, like `_add`."""
+        uses = self._agents.setdefault(key, {})
+        name = counted_agent(agent, uses)
+        use = uses.get(name) or AgentUse(name)
+        totals = use.totals
+        if orphaned is not None and orphaned.charge is not None:
+            totals = totals.without(orphaned.charge, orphaned.saved_tokens)
+        if record.charge is not None:
+            totals = stopped(totals.add(record.charge, record.saved_tokens))
+        uses[name] = use.with_call(record, totals)
 
     def _show(self, view: SessionView) -> None:
         """Update a session in the lists."""
@@ -269,6 +287,10 @@ class MemoryStore:
         """See `Store.session`."""
         return self._sessions.get(session)
 
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Store.agents`."""
+        return [*self._agents.get(session, {}).values()]
+
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
         return Remembered(self._state(session), self._last_turns.get(session), self._kept_by_provider.get(session, ""))
@@ -339,7 +361,9 @@ class MemoryStore:
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        self._ledger.clear(session.account)
+        for account in (session.account, *self._ledger.of_agents(session.account)):
+            self._ledger.clear(account)
+        self._agents.pop(session, None)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -351,7 +375,8 @@ class MemoryStore:
         """See `Store.delete`."""
         self._states.drop(session)
         self._parents.pop(session, None)
-        self._ledger.forget(session.account)
+        for account in (session.account, *self._ledger.of_agents(session.account)):
+            self._ledger.forget(account)
         self._calls.delete(session)
         return self._forget(session)
 
@@ -363,6 +388,7 @@ class MemoryStore:
         self._kept_by_provider.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
+        self._agents.pop(session, None)
         self._calls.forget(session)
         return existed
 
@@ -377,7 +403,8 @@ class MemoryStore:
                 self._states.drop(key)
         for account in self._ledger.changed_before(before):
             # The account of a client key stays: it must not start from zero because the key was unused for a while.
-            if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
+            of_session = SessionKey(account.namespace, account.session_id)
+            if account.kind in ("session", "agent") and of_session not in self._sessions:
                 self._ledger.expire(account)
         self._expire_parents()
         for key in [key for key, kept in self._results.items() if kept.changed_at < before]:
