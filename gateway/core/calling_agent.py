@@ -133,7 +133,9 @@ def _codex(headers: _Headers, metadata: Mapping[str, Any]) -> CallingAgent | Non
     session = _of_codex(headers, metadata, _CODEX_SESSION, "session_id")
     thread = _of_codex(headers, metadata, _CODEX_THREAD, "thread_id")
     is_own_thread = thread is not None and thread != session and (parent is not None or kind is not None)
-    return _agent(thread if is_own_thread else None, MAIN if parent == session else parent, kind, request_class)
+    if parent is not None and parent == session:
+        parent = MAIN
+    return _agent(thread if is_own_thread else None, parent, kind, request_class)
 
 
 def _of_codex(headers: _Headers, metadata: Mapping[str, Any], header: bytes, field: str) -> str | None:

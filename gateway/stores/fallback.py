@@ -141,8 +141,8 @@ class FallbackStore:
             return await self._store.session(session)
 
     async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
-        """See `Sessions.agents`."""
-        with self._optional:
+        """See `Sessions.agents`. It is needed: it names the agents above a subagent, which are charged too."""
+        with self._needed:
             return await self._store.agents(session)
 
     async def sessions(

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from gateway.core.agent_use import AgentUse, counted_agent, subagent_of
+from gateway.core.agent_use import AgentUse
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
@@ -41,6 +41,7 @@ from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import MemoryLedger
+from gateway.stores.memory.agents import MemoryAgents
 from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
 from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
@@ -48,6 +49,8 @@ from gateway.stores.sums import stopped
 #: States and lessons kept. The ones changed longest ago are dropped first, and are decided or learned again.
 STATES_IN_ALL: Final = 10_000
 LESSONS_IN_ALL: Final = 10_000
+
+_NOTHING_LEFT: Final = (None, "")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -100,11 +103,10 @@ class MemoryStore:
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls = MemoryCalls()
-        #: what the subagents of sessions used, by their ids
-        self._agents: dict[SessionKey, dict[str, AgentUse]] = {}
+        self._agents = MemoryAgents()
         self._resets: dict[SessionKey, int] = {}
-        self._last_turns: dict[SessionKey, LastTurn] = {}
-        self._kept_by_provider: dict[SessionKey, str] = {}
+        #: what the calls of a session left for the next one: its last turn, and what its provider keeps
+        self._left: dict[SessionKey, tuple[LastTurn | None, str]] = {}
         #: The parents of sessions. They are kept as long as the accounts, even if the states are dropped.
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
@@ -173,25 +175,9 @@ class MemoryStore:
             tools,
         )
         self._show(view)
-        agent = subagent_of(record)
-        if agent is not None:
-            self._add_agent(key, agent, record, orphaned)
-        if record.last_turn is not None:
-            self._last_turns[key] = record.last_turn
-        if record.counted_kept:
-            self._kept_by_provider[key] = (record.counted_kept + self._kept_by_provider.get(key, ""))[:MAX_KEPT]
-
-    def _add_agent(self, key: SessionKey, agent: str, record: CallRecord, orphaned: CallRecord | None) -> None:
-        """Add a call to what its subagent used, like `_add`."""
-        uses = self._agents.setdefault(key, {})
-        name = counted_agent(agent, uses)
-        use = uses.get(name) or AgentUse(name)
-        totals = use.totals
-        if orphaned is not None and orphaned.charge is not None:
-            totals = totals.without(orphaned.charge, orphaned.saved_tokens)
-        if record.charge is not None:
-            totals = stopped(totals.add(record.charge, record.saved_tokens))
-        uses[name] = use.with_call(record, totals)
+        self._agents.add(key, record, orphaned)
+        last_turn, kept = self._left.get(key, _NOTHING_LEFT)
+        self._left[key] = record.last_turn or last_turn, (record.counted_kept + kept)[:MAX_KEPT]
 
     def _show(self, view: SessionView) -> None:
         """Update a session in the lists."""
@@ -289,11 +275,11 @@ class MemoryStore:
 
     async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
         """See `Store.agents`."""
-        return [*self._agents.get(session, {}).values()]
+        return self._agents.of(session)
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        return Remembered(self._state(session), self._last_turns.get(session), self._kept_by_provider.get(session, ""))
+        return Remembered(self._state(session), *self._left.get(session, _NOTHING_LEFT))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -363,7 +349,7 @@ class MemoryStore:
         """See `Store.reset`."""
         for account in (session.account, *self._ledger.of_agents(session.account)):
             self._ledger.clear(account)
-        self._agents.pop(session, None)
+        self._agents.drop(session)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -384,11 +370,10 @@ class MemoryStore:
         existed = self._sessions.pop(session, None) is not None
         for ordered in self._sorted.values():
             ordered.change(session)
-        self._last_turns.pop(session, None)
-        self._kept_by_provider.pop(session, None)
+        self._left.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
-        self._agents.pop(session, None)
+        self._agents.drop(session)
         self._calls.forget(session)
         return existed
 
