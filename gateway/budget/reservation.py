@@ -202,23 +202,28 @@ class Budgets:
         return parents
 
     async def _nested(self, session: SessionKey, agent: AgentName, parent: AgentName) -> tuple[AgentName, ...]:
-        """Return a nested subagent and those above it, from the nearest up: as far as they have made calls.
+        """Return a nested subagent and those above it, from the nearest up.
 
-        `parent`: the subagent that has started it, as the call names it. The others are known from their own calls.
+        An agent above that has made no call as a subagent is not charged: it may be the main agent under another name.
+
+        Args:
+            session: the session of the call.
+            agent: the subagent that makes the call.
+            parent: the agent that has started it, as the call names it.
         """
         above = self._agents_above.get((session, agent.id), ())
         if not above or above[0].id != parent.id:
             known = {one.id: one for one in await self._store.agents(session)}
             names = parents_of(agent.id, parent.id, known, MOST_PARENTS)
-            above = tuple([AgentName(name, known[name].type if name in known else None) for name in names])
-            if parent.id in known:
+            above = tuple([AgentName(name, known[name].type) for name in names if name in known])
+            if above:
                 self._agents_above[session, agent.id] = above
         return (agent, *above)
 
     def _nested_as_seen(self, session: SessionKey, agents: tuple[AgentName, ...]) -> tuple[AgentName, ...]:
         """Return a subagent and those above it as this worker last read them."""
         above = self._agents_above.get((session, agents[0].id), ()) if len(agents) > 1 else ()
-        return (agents[0], *above) if above and above[0].id == agents[1].id else agents
+        return (*agents[:1], *(above if above and above[0].id == agents[1].id else ()))
 
     def parents_as_seen(self, session: SessionKey, named: str | None) -> tuple[SessionKey, ...]:
         """Return the parents of a session as this worker last read them. For the time while the store is unavailable.

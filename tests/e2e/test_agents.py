@@ -113,7 +113,7 @@ def test_two_parallel_subagents_never_exceed_their_cap(
     call: Callable[[GatewayThread, dict[str, str]], None],
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"tokens": CAP}}})
-    mock.script = [Turn(text="word " * 80)] * 200
+    mock.push(*[Turn(text="word " * 80)] * 200)
 
     def attempt(agent: str) -> tuple[str, str]:
         try:
@@ -143,7 +143,7 @@ def test_refusal_names_agent_number_limit_and_remedy(
 ) -> None:
     del mock
     gateway = gateway_server(
-        mock_server.url, models=PRICED, **{"budget.agents": {"Explore": {"usd": 0.01}, "*": {"calls": 1}}}
+        mock_server.url, models=PRICED, **{"budget.agents": {"Explore": {"usd": 0.1}, "*": {"calls": 1}}}
     )
     body = {"model": "mock-small", "max_tokens": 50, "messages": HI}
     refused = gateway.web.post("/v1/messages", body, of_claude_code("a1"))
@@ -151,7 +151,7 @@ def test_refusal_names_agent_number_limit_and_remedy(
         refused = gateway.web.post("/v1/messages", body, of_claude_code("a1"))
     message, budget = refused.error["message"], refused.error["budget"]
     assert re.fullmatch(
-        f'Agent "a1" of session "{ROOT}" has used 0\\.\\d+ USD of its 0\\.010000 USD, and this call needs 0\\.\\d+ USD\\. '
+        f'Agent "a1" of session "{ROOT}" has used 0\\.\\d+ USD of its 0\\.100000 USD, and this call needs 0\\.\\d+ USD\\. '
         r"Raise the limit in budget\.agents, or let the main agent or a new agent go on\.",
         message,
     )
@@ -209,11 +209,12 @@ def test_a_session_shows_what_each_agent_used(
     steps = [{"name": "plan", "is_default": True, "description": "d"}]
     gateway = gateway_server(mock_server.url, models=PRICED, steps=steps)
     body = {"model": "mock-small", "max_tokens": 100, "messages": HI, "tools": [tool("read"), tool("edit")]}
-    mock.script = [
-        Turn(text="", tool_calls=(ToolCall("edit", "{}"),)),
-        Turn(text="", tool_calls=(ToolCall("read", "{}"), ToolCall("read", "{}"))),
+    mock.push(
+        Turn(tool_calls=(ToolCall("edit", "{}"),)),
+        Turn(tool_calls=(ToolCall("read", "{}"), ToolCall("read", "{}"))),
         Turn(text="done"),
-    ]
+        Turn(text="done"),
+    )
     main = {"x-claude-code-session-id": ROOT, "x-claude-code-request-class": "main"}
     for headers in (main, of_claude_code("a1"), of_claude_code("a2", "Plan")):
         assert gateway.web.post("/v1/messages", body, headers).status == 200

@@ -184,6 +184,9 @@ class SessionView {
     const fits = FILTERS.find(([name]) => name === (this.params.get("show") ?? ""))?.[2] ?? FILTERS[0][2];
     const rows = this.ofAgent().filter(fits);
     this.table.set(rows);
+    // Rows that were drawn before have the address with the filters of then.
+    for (const [id, row] of this.table.shown)
+      row.element.querySelector("a")?.setAttribute("href", this.address({ call: id }));
     this.drawFilters();
     const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
     const agent = this.params.get("agent");
