@@ -14,6 +14,7 @@ from gateway.core.ports import Calls, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import SessionView
 from gateway.core.times import time_text
+from gateway.core.tools import OTHERS
 from gateway.core.usage import Totals
 from gateway.server.shown import session_budget_json, totals_json
 
@@ -39,8 +40,9 @@ async def agents_json(
 
 
 def _claims(session: SessionKey, subagents: Sequence[AgentUse], policy: BudgetPolicy) -> list[Claim]:
-    """Return the accounts of the subagents that have a budget."""
-    limits = [(one, policy.limits_of_agent(AgentName(one.id, one.type))) for one in subagents if policy.agents]
+    """Return the accounts of the subagents that have a budget. Those that are counted together have no common one."""
+    named = [one for one in subagents if policy.agents and one.id != OTHERS]
+    limits = [(one, policy.limits_of_agent(AgentName(one.id, one.type))) for one in named]
     return [Claim(session.agent_account(one.id), found) for one, found in limits if not found.is_none]
 
 
