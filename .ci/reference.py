@@ -199,8 +199,9 @@ def headers_page() -> str:
         "These headers, which other gateways and some clients send, also name a session. The first valid one counts, "
         f"after those of `sessions.id_headers`: {known}, and any other `x-…-session-id`. "
         "[Clients](../clients.md#headers-that-name-a-session) lists which client sends which header.",
-        f"These headers of clients, which are forwarded too, name the agent of the session that makes a call: {agents}. Codex repeats its own in "
-        "the field `client_metadata`, which is preferred. Values that are not valid names are ignored.",
+        "These headers of clients, which are forwarded too, name the agent of the session that makes a call: "
+        f"{agents}. Codex repeats its own in the field `client_metadata`, which is preferred. Values that are not "
+        "valid names are ignored.",
         "All other headers are forwarded, except cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
         "headers that name another method or path (`x-http-method-override`, `x-original-url`).",
         "## Responses",
