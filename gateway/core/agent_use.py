@@ -85,7 +85,7 @@ def counted_agent(id_: str, known: Mapping[str, object]) -> str:
 def agents_of_session(
     totals: Totals, tools: ToolUse, subagents: Sequence[AgentUse], newest: Iterable[CallRecord]
 ) -> list[AgentUse]:
-    """Return the main agent and the subagents of a session; none if it has no subagents.
+    """Return the main agent of a session and its subagents.
 
     Args:
         totals: of the session.
@@ -93,8 +93,6 @@ def agents_of_session(
         subagents: as the store counts them.
         newest: the newest calls of the session, newest first, of which the main agent has its step.
     """
-    if not subagents:
-        return []
     counts, rest = dict(tools.calls), totals
     for one in subagents:
         rest = rest.less(one.totals)

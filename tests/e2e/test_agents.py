@@ -368,10 +368,17 @@ def test_child_sessions_are_subagents(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     del mock
-    gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"calls": 1}}})
+    gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"calls": 2}}})
     body = {"model": "mock-small", "messages": HI, "max_tokens": 10}
     child = {"x-session-affinity": "child", "x-parent-session-id": "parent", "user-agent": "opencode/1.0"}
     assert gateway.web.post(CHAT, body, child).status == 200
-    assert gateway.web.post(CHAT, body, child).error["budget"]["id"] == "child/main"
-    for _ in range(2):
+    # The parent of a session stays, whatever its later calls name. An agent in a child session is below it.
+    assert gateway.web.post(CHAT, body, {"x-session-affinity": "child", "x-agent-id": "a"}).status == 200
+    for headers in (child, {"x-session-affinity": "child"}):
+        assert gateway.web.post(CHAT, body, headers).error["budget"]["id"] == "child/main"
+    rows = agents(gateway.web, "child")
+    assert {name: row["budget"]["used"]["calls"] for name, row in rows.items()} == {"main": 2, "a": 1}
+    for _ in range(3):
         assert gateway.web.post(CHAT, body, {"x-session-affinity": "parent"}).status == 200
+    assert agents(gateway.web, "parent") == {}
+    check_sums(gateway.web, "child")
