@@ -48,12 +48,13 @@ class AgentUse:
 
     def with_call(self, record: CallRecord, totals: Totals) -> AgentUse:
         """Return this after one more call. `totals`: those after it."""
-        agent, ended = record.agent, record.started_at + record.duration_s
-        is_named = agent is not None and agent.id == self.id
+        # Subagents that are counted together have neither a common parent nor a common type.
+        agent = record.agent if record.agent is not None and record.agent.id == self.id else None
+        ended = record.started_at + record.duration_s
         return replace(
             self,
-            parent=self.parent or (agent.parent if is_named and agent is not None else None),
-            type=(agent.type if is_named and agent is not None else None) or self.type,
+            parent=self.parent or (agent.parent if agent is not None else None),
+            type=(agent.type if agent is not None else None) or self.type,
             step=record.step,
             created_at=self.created_at or record.started_at,
             last_call_at=max(self.last_call_at, ended),
