@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -244,7 +244,7 @@ class Worker:
             new_id=new_id,
         )
 
-    async def _claims_on(self, calls: Iterable[CallRecord]) -> list[Claim]:
+    async def _claims_on(self, calls: Sequence[CallRecord]) -> list[Claim]:
         """Return the accounts that calls were charged to, with the limits of the current configuration."""
         return await self._parts.claims_on(calls)
 

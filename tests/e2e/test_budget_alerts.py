@@ -168,3 +168,16 @@ def test_an_observer_receives_each_alert_once(
         ("s", 50, "calls"),
         ("s", 100, "calls"),
     ]
+
+
+def test_budget_of_a_subagent_is_announced_by_its_type(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, receiver: Receiver
+) -> None:
+    hooks = {"callbacks.webhooks": [hook(receiver)], "callbacks.budget_thresholds": [100]}
+    gateway = gateway_server(
+        mock_server.url, **hooks, **{"budget.agents": {"Explore": {"calls": 2}, "*": {"calls": 9}}}
+    )
+    web = replace(gateway.web, headers={"x-agent-id": "sub-1", "x-agent-type": "Explore"})
+    assert [web.chat("s").status for _ in range(2)] == [200, 200]
+    until(lambda: thresholds(receiver) == [("s/sub-1", 100)])
+    assert json.loads(receiver.requests[0].body)["data"]["account"] == "agent"

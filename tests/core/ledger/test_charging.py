@@ -129,7 +129,7 @@ def test_remaining_fraction_ignores_holds() -> None:
 def test_accounts_have_their_configured_limits_without_a_call() -> None:
     session, key, unknown = AccountKey("session", "a", "s"), AccountKey("key", "a"), AccountKey("key", "b")
     policy = BudgetPolicy(session=Limits(tokens=9))
-    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {"a": Limits(calls=3)}) == [
+    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {"a": Limits(calls=3)}, {}) == [
         Claim(session, Limits(tokens=9)),
         Claim(key, Limits(calls=3)),
         Claim(unknown),
