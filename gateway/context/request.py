@@ -43,6 +43,7 @@ from gateway.core.trimming.summary import SummaryUse
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
+from gateway.dialects.closing import TASK_BUDGET_FIELD, with_instruction, with_task_budget, without_tool_calls
 from gateway.dialects.contents import TOO_LARGE, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import may_be_ignored, with_limit
@@ -393,7 +394,8 @@ class RequestComposer:
         rate = dearest(
             rate_of(self._facts(route).price, 0, None) for route in (*routes, *state.routing.instead(*routes))
         )
-        return affordable_input(budgets, output, rate)
+        left = affordable_input(budgets, output, rate)
+        return left if left is None else max(1, left - state.closing_tokens)
 
     @staticmethod
     def _counts(state: CallState, contents: Contents) -> RequestCounts | None:
@@ -598,11 +600,43 @@ class RequestComposer:
                 changes[ITEMS[wire]] = join(messages)
         if state.context.thinking is not None and state.context.thinking.provider_drops:
             changes["thinking"] = with_drop_block(call)
+        if state.budget.closing is not None and wire is not None:
+            changes |= self._closing_fields(state, call, wire, messages)
+            if self.adds_task_budget(state, call, provider):
+                changes |= with_task_budget(call.fields, self._left_for_output(state))
         if ask_usage:
             changes |= state.dialect.usage_option(call)
         if provider.strict_fields and state.incoming.endpoint.format is not None:
             changes |= without_session_id(call.fields, in_metadata=state.incoming.endpoint.anthropic)
         return call.with_model(model, changes)
+
+    def _closing_fields(
+        self, state: CallState, call: Call, wire: Wire, messages: Sequence[bytes] | None
+    ) -> dict[str, object]:
+        """Return the fields of a closing call: no tool calls, and how much the model has left."""
+        closing = state.budget.closing
+        if closing is None:
+            return {}
+        choices = without_tool_calls(call.fields, wire)
+        text = closing.policy.instruction(self._left_for_output(state))
+        is_strict = self._planner.family(state.routing.route, wire).turns == "strict"
+        return {
+            **{name: value for name, value in choices.items() if name not in closing.refused},
+            ITEMS[wire]: with_instruction(call.fields, wire, messages, text, is_strict=is_strict),
+        }
+
+    def adds_task_budget(self, state: CallState, call: Call, provider: ProviderAddress) -> bool:
+        """Return whether a closing call tells the model what it has left with a field of Claude's API."""
+        closing, wire = state.budget.closing, state.incoming.endpoint.wire
+        if closing is None or wire != "messages" or provider.is_translated or TASK_BUDGET_FIELD in closing.refused:
+            return False
+        family = self._planner.family(state.routing.route, wire)
+        return family.task_budget == "accepted" and bool(with_task_budget(call.fields, 0))
+
+    @staticmethod
+    def _left_for_output(state: CallState) -> int:
+        """Return the output tokens that are reserved for each response."""
+        return state.budget.hold.response_tokens if state.budget.hold is not None else 0
 
     def _limited(self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
         """Return the fields that set the output limit; empty if it stays as the client set it."""
@@ -631,7 +665,7 @@ class RequestComposer:
             return None
         model, room = self._facts(state.routing.route).output, None
         if plan is not None:
-            room = output_room(plan.window, plan.safe_tokens)
+            room = output_room(plan.window, plan.safe_tokens + state.closing_tokens)
         return limit.within(asked, model=model, refused=rule.maximum, room=room)
 
     @staticmethod
@@ -644,7 +678,9 @@ class RequestComposer:
     def held_input(state: CallState) -> int | None:
         """Return the tokens that are held for the input, or None if no budget in tokens or USD is in force."""
         hold = state.budget.hold.hold if state.budget.hold is not None else None
-        return hold.fixed.tokens if hold is not None and limits_output(state.budget.accounts.budgets) else None
+        if hold is None or not limits_output(state.budget.accounts.budgets):
+            return None
+        return hold.fixed.tokens - state.closing_tokens
 
 
 def _salt(state: CallState) -> str:

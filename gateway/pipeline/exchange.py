@@ -44,6 +44,7 @@ from gateway.context.request import LOSSLESS, RequestComposer
 from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.errors import (
     BudgetExhausted,
+    BudgetFault,
     GatewayError,
     StoreUnavailable,
     Unauthenticated,
@@ -53,6 +54,7 @@ from gateway.core.errors import (
 from gateway.core.http.headers import ProviderAddress, check_credential, is_success
 from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
+from gateway.core.modes.unread import ModeTry
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CANCEL_REASONS, CallRecord
 from gateway.core.routing import Routes
@@ -60,6 +62,7 @@ from gateway.core.steps import Step
 from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
 from gateway.dialects.server_state import previous_response_id
+from gateway.pipeline.closing import begin_closing, may_close, undo_closing
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.fallback import EarlierFailures
@@ -381,17 +384,19 @@ class Exchange:
                 reserved.
         """
         state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
-        tries = composer.mode_tries(state)
-        for number, tried in enumerate(tries, 1):
-            await composer.compose(state, call, tried)
+        try:
+            tried = await self._compose_and_hold(call)
+        except BudgetExhausted as refusal:
+            policy = accounts.closing
+            if policy is None or not may_close(state, call, refusal):
+                raise
+            before = begin_closing(state, policy)
             try:
-                if state.budget.hold is None:
-                    state.routing.routes = await accounts.hold(state, call)
-            except BudgetExhausted:
-                if number == len(tries):
-                    raise
-            else:
-                break
+                tried = await self._compose_and_hold(call)
+            except BudgetFault:
+                undo_closing(state, before)
+                raise
+            state.notes["closing_call"] = "the last call that the budget of the session allows"
         if state.context.shown is not None:
             # Tool results are sent in another form, so the full texts for their handles must be stored.
             if await composer.summarize_results(state, call):
@@ -401,3 +406,22 @@ class Exchange:
                 await composer.compose(state, call, LOSSLESS)
                 accounts.check_held(state)
         await composer.remember_unread(state)
+
+    async def _compose_and_hold(self, call: Call) -> ModeTry:
+        """Reserve what the call may cost with the first way to show tool results that fits; return this way.
+
+        Raises:
+            BudgetFault: too little is left even with the shortest tool results.
+        """
+        state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
+        *longer, shortest = composer.mode_tries(state)
+        for tried in longer:
+            await composer.compose(state, call, tried)
+            with contextlib.suppress(BudgetExhausted):
+                if state.budget.hold is None:
+                    state.routing.routes = await accounts.hold(state, call)
+                return tried
+        await composer.compose(state, call, shortest)
+        if state.budget.hold is None:
+            state.routing.routes = await accounts.hold(state, call)
+        return shortest

@@ -53,7 +53,7 @@ SESSIONS = [SessionKey("alice", "s"), SessionKey("alice", "t"), SessionKey("bob"
 KEY = AccountKey("key", "alice")
 RATE = AccountKey("rate", "alice")
 CLAIMS = [
-    *(Claim(one.account, Limits(60, 80)) for one in SESSIONS),
+    *(Claim(one.account, Limits(60, 80), closing_share=0.25) for one in SESSIONS),
     Claim(KEY, Limits(100, 100, 9, window_s=95.0)),
     Claim(RATE, Limits(calls=4, window_s=45.0)),
 ]
@@ -142,7 +142,8 @@ class Reference:
             self.accounts |= ledger.settle(self.accounts, keys, hold.amount(leased.opened.units), NOTHING)
         wrong = known.spent if known is not None else NOTHING
         resets, trim_decisions = self.assumed.pop(record.call_id, (0, {}))
-        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, trim_decisions)
+        ended = record.call_id
+        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, trim_decisions, ended)
         now = self.resets.get(record.session, 0) if record.session else 0
         if record.outcome == ORPHANED:
             self.assumed[record.call_id] = now, ledger.periods(self.accounts, record.accounts)
@@ -229,6 +230,7 @@ class LedgerMachine(RuleBasedStateMachine):
         units=st.tuples(small, small),
         declared=st.none() | st.integers(0, 80),
         keys=st.sampled_from([(), (KEY,), (KEY, RATE), (RATE,)]),
+        is_closing=st.booleans(),
     )
     def reserve(
         self,
@@ -240,10 +242,14 @@ class LedgerMachine(RuleBasedStateMachine):
         units: tuple[int, int],
         declared: int | None,
         keys: tuple[AccountKey, ...],
+        is_closing: bool = False,
     ) -> None:
+        own = session.account if session is not None else None
         accounts = tuple(dict.fromkeys([*(one.account for one in (session, parent) if one), *keys]))
         claims = tuple(
-            replace(one, declared=Limits(declared)) if one.key.kind == "session" else one
+            replace(one, declared=Limits(declared), is_closing=is_closing and key == own)
+            if one.key.kind == "session"
+            else one
             for key in accounts
             for one in CLAIMS
             if one.key == key

@@ -23,12 +23,20 @@ from gateway.core.ledger.arithmetic import (
     most_used_balance,
     nano,
 )
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass
 
 _MINUTE_S: Final = 60.0
+
+
+class Downgrade(NamedTuple):
+    """The model that serves calls when less than the share `below` of the most used budget is left."""
+
+    below: float
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class BudgetPolicy:
         clamp: lower the output limit of a call to what is left, instead of refusing the call.
         deferred: forward calls whose cost arises after their response, where the gateway cannot see it.
         exhausted_status: the HTTP status of a refusal because too little is left.
+        downgrade: the cheaper model for calls when little is left; None for none.
+        closing: what is kept for the last call of a session; None if it has no closing call.
     """
 
     session: Limits = NO_LIMITS
@@ -52,6 +62,8 @@ class BudgetPolicy:
     clamp: bool = True
     deferred: bool = False
     exhausted_status: int = 400
+    downgrade: Downgrade | None = None
+    closing: ClosingPolicy | None = None
 
 
 class KeyLimits(NamedTuple):
@@ -80,14 +92,14 @@ class ChargedAccounts:
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
     """Return the claims of a call: client key, then parents from the topmost down, then session."""
-    claims, key = [], charged.key
+    claims, key, kept = [], charged.key, policy.closing.reserve if policy.closing is not None else 0.0
     if key.rpm is not None:
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
-    claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]
+    claims += [Claim(parent.account, policy.session, closing_share=kept) for parent in reversed(charged.parents)]
     if charged.session is not None:
-        claims.append(Claim(charged.session.account, policy.session, charged.declared))
+        claims.append(Claim(charged.session.account, policy.session, charged.declared, closing_share=kept))
     return tuple(claims)
 
 

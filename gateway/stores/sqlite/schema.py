@@ -179,6 +179,10 @@ MIGRATIONS: Final = (
     CREATE INDEX sessions_listed ON sessions (last_call_at, namespace, id, total_tokens, cost_pico_usd);
     CREATE INDEX calls_by_namespace ON calls (namespace, call_id) WHERE namespace IS NOT NULL;
     """,
+    # The closing call of an account, see `ledger.closing_mark`. NULL if there was none.
+    """
+    ALTER TABLE accounts ADD COLUMN closing TEXT;
+    """,
 )
 
 #: longest wait for another worker that migrates the file
