@@ -37,7 +37,7 @@ from gateway.call.routing import (
     session_of,
     with_form_model,
 )
-from gateway.call.state import CallState
+from gateway.call.state import CallState, RoutingState
 from gateway.call.types import ClientResponse, Incoming, SessionPolicy
 from gateway.context.planner import READ_IN_LOOP, Planner
 from gateway.context.request import LOSSLESS, RequestComposer
@@ -46,6 +46,7 @@ from gateway.core.errors import (
     BudgetExhausted,
     BudgetFault,
     GatewayError,
+    InvalidRequest,
     StoreUnavailable,
     Unauthenticated,
     UnknownModel,
@@ -57,7 +58,7 @@ from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
 from gateway.core.modes.unread import ModeTry
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CANCEL_REASONS, CallRecord
-from gateway.core.routing import Routes
+from gateway.core.routing import MOST_ROUTES, Route, Routes
 from gateway.core.steps import Step
 from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
@@ -65,6 +66,7 @@ from gateway.dialects.server_state import previous_response_id
 from gateway.pipeline.closing import begin_closing, may_close, undo_closing
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.downgrade import REFUSED_BY_MODEL, Downgrades, with_fallback
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
 from gateway.steps.enforcement import Steps
@@ -75,6 +77,8 @@ T = TypeVar("T")
 
 #: the status with which a provider says that it does not have the response that a request names
 _NOT_FOUND: Final = 404
+#: the note about another model than the one that the client asked for
+_DOWNGRADED: Final = "model"
 _PROVIDER_UNKNOWN: Final = (
     "The store is unavailable, so the provider of this response cannot be looked up. Try again shortly."
 )
@@ -101,6 +105,7 @@ class Gateway:
         dispatcher: sends a call to one provider.
         relay: passes responses on to the client.
         new_id: makes the id of a call.
+        downgrades: decides whether a cheaper model serves a call.
         clock: monotonic seconds.
         wall: Unix time in seconds.
     """
@@ -121,6 +126,7 @@ class Gateway:
     dispatcher: Dispatcher
     relay: ResponseRelay
     new_id: Callable[[], str]
+    downgrades: Downgrades
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -230,6 +236,8 @@ class Exchange:
         if gateway.thinking.may_prefer(state):
             state.routing.routes = await self._read(partial(gateway.thinking.preferred, state, call))
             state.routing.route = state.routing.routes[0]
+        if gateway.downgrades.is_due(state, call):
+            await self._route_to_cheaper_model(call)
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that reads the whole body, in a thread if the body is large."""
@@ -318,6 +326,36 @@ class Exchange:
             )
         state.notes["model"] = f"{step.model}, set by the step"
 
+    async def _route_to_cheaper_model(self, call: Call) -> None:
+        """Put the routes of the cheaper model before those of the call's own, unless that could break the call."""
+        state, downgrades, wire = self._state, self._gateway.downgrades, self._state.incoming.endpoint.wire
+        policy, own = downgrades.policy, self._state.routing
+        if policy is None or wire is None:
+            return
+        state.routing = RoutingState()
+        try:
+            await self._read(partial(self._find_routes, replace(call, model=policy.model)))
+            cheaper = state.routing.routes
+            why = self._credential_obstacle(own.route, cheaper[0])
+            why = why or await downgrades.obstacle(state, call, wire, own.route, cheaper[0])
+        except (UnknownModel, InvalidRequest, Unauthenticated) as fault:
+            why, cheaper = fault.message, ()
+        state.routing = own
+        if why is not None:
+            state.notes["downgrade"] = f"keeps its model: {why}"
+            return
+        own.routes, own.cheaper = with_fallback(cheaper, own.routes, MOST_ROUTES), cheaper
+        own.route = own.routes[0]
+        with contextlib.suppress(StoreUnavailable):
+            await downgrades.remember(state, own.route)
+        state.notes[_DOWNGRADED] = f"{policy.model}, as less than {policy.below:.0%} of a budget is left"
+
+    def _credential_obstacle(self, own: Route, cheaper: Route) -> str | None:
+        """Return an obstacle if the caller's own credential would go to a provider for which it is not meant."""
+        if cheaper.provider == own.provider or self._gateway.providers[cheaper.provider].holds_credential:
+            return None
+        return f"the gateway has no key for the provider {cheaper.provider}"
+
     async def _send(self, call: Call) -> UpstreamReply:
         """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.
 
@@ -339,7 +377,7 @@ class Exchange:
                 earlier.add(fault)
             else:
                 is_last, is_key_refused = position >= len(routing.routes), self._refuses_our_key(response)
-                is_unfit = state.dispatch.is_too_long or is_key_refused
+                is_unfit = state.dispatch.is_too_long or is_key_refused or self._is_refused_by_cheaper(response)
                 if not is_unfit and (is_last or response.status not in FALLS_BACK):
                     return response
                 if is_last:
@@ -354,6 +392,13 @@ class Exchange:
             # If the client has left, the cancellation takes effect here, before another provider is called.
             await asyncio.sleep(0)
             state.note_failed_route(reason)
+            if routing.cheaper and routing.routes[position] not in routing.cheaper:
+                state.notes.pop(_DOWNGRADED, None)
+
+    def _is_refused_by_cheaper(self, response: UpstreamReply) -> bool:
+        """Return whether the cheaper model does not accept the request. The call's own model may."""
+        routing = self._state.routing
+        return routing.route in routing.cheaper and response.status in REFUSED_BY_MODEL
 
     def _refuses_our_key(self, response: UpstreamReply) -> bool:
         """Return whether the provider refuses the gateway's own key. Another provider has another key."""

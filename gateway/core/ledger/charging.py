@@ -92,15 +92,21 @@ class ChargedAccounts:
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
     """Return the claims of a call: client key, then parents from the topmost down, then session."""
-    claims, key, kept = [], charged.key, policy.closing.reserve if policy.closing is not None else 0.0
+    claims, key = [], charged.key
     if key.rpm is not None:
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
-    claims += [Claim(parent.account, policy.session, closing_share=kept) for parent in reversed(charged.parents)]
+    claims += [claim_of_session(policy, parent) for parent in reversed(charged.parents)]
     if charged.session is not None:
-        claims.append(Claim(charged.session.account, policy.session, charged.declared, closing_share=kept))
+        claims.append(claim_of_session(policy, charged.session, charged.declared))
     return tuple(claims)
+
+
+def claim_of_session(policy: BudgetPolicy, session: SessionKey, declared: Limits = NO_LIMITS) -> Claim:
+    """Return the claim of a call on the account of a session. `declared`: the budget that the call declares for it."""
+    kept = policy.closing.reserve if policy.closing is not None else 0.0
+    return Claim(session.account, policy.session, declared, closing_share=kept)
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
