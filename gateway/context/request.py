@@ -22,7 +22,8 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.http.headers import ProviderAddress
-from gateway.core.ledger.charging import dearest, limits_output, rate_of, remaining_fraction
+from gateway.core.ledger.arithmetic import Balance
+from gateway.core.ledger.charging import budgets_used_by, dearest, limits_output, rate_of, remaining_fraction
 from gateway.core.ledger.output_limit import (
     LimitToSend,
     affordable_input,
@@ -89,7 +90,7 @@ class RequestComposer:
 
     def mode_tries(self, state: CallState) -> tuple[ModeTry, ...]:
         """Return the ways to show tool results, in the order to try: as budget and call require, then shorter ones."""
-        incoming, budgets, route = state.incoming, state.budget.accounts.budgets, state.routing.route
+        incoming, budgets, route = state.incoming, self._budgets(state), state.routing.route
         mode, wire = incoming.directives.mode, incoming.endpoint.wire
         if state.budget.hold is not None:
             return (self.last_try(state),)
@@ -103,6 +104,10 @@ class RequestComposer:
             return (ModeTry(modes),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
         return tries_for(modes, is_bound=self._planner.is_bound(route, wire))
+
+    def _budgets(self, state: CallState) -> tuple[Balance, ...]:
+        """Return the balances of the budgets that the call can use up."""
+        return budgets_used_by(state.budget.accounts.budgets, self._facts(state.routing.route).price)
 
     @staticmethod
     def last_try(state: CallState) -> ModeTry:
@@ -454,7 +459,7 @@ class RequestComposer:
         # Full texts that the agent asked for by handle are sent, unless the budget is too low for them.
         is_handle_only, left = (
             state.incoming.directives.mode == "handle_only",
-            remaining_fraction(state.budget.accounts.budgets),
+            remaining_fraction(self._budgets(state)),
         )
         shown = state.context.shown = await self._results.show(
             view.messages, modes, state.stored_session,

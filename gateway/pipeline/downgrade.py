@@ -17,7 +17,7 @@ from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
-from gateway.core.ledger.charging import Downgrade, remaining_fraction
+from gateway.core.ledger.charging import Downgrade, budgets_used_by, remaining_fraction
 from gateway.core.ports import Sessions
 from gateway.core.pricing import Price
 from gateway.core.routing import ModelFacts, Route
@@ -65,7 +65,8 @@ class Downgrades:
         is_summary = state.context.compaction is not None or asks_for_compaction(call.fields, wire)
         if has_own_choice or is_summary or state.is_billed_later or call.model == self.policy.model:
             return False
-        return remaining_fraction(budgets) < self.policy.below
+        price = self._facts(state.routing.route).price
+        return remaining_fraction(budgets_used_by(budgets, price)) < self.policy.below
 
     async def obstacle(self, state: CallState, call: Call, wire: Wire, own: Route, cheaper: Route) -> str | None:
         """Return why the call keeps its model; None if the cheaper one can serve it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
+from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI, Reply, Web
@@ -20,12 +22,15 @@ from tests.support.web import CHAT, HI, Reply, Web
 pytestmark = pytest.mark.long
 
 MESSAGE = "Finish now; {tokens} tokens are left."
-FLAGS: dict[str, object] = {"budget.tokens": 2_000, "budget.closing": {"reserve": 0.25, "message": MESSAGE}}
+LIMIT = 2_000
+FLAGS: dict[str, object] = {"budget.tokens": LIMIT, "budget.closing": {"reserve": 0.25, "message": MESSAGE}}
 SEARCH: Any = {
     "name": "search",
     "description": "Search the index.",
     "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
 }
+TOOLS: Any = [{"type": "function", "function": SEARCH}]
+BODY: Any = {"model": "mock-small", "messages": HI, "max_tokens": 40}
 ROWS = json.dumps([{"id": number, "title": f"item {number} of the search"} for number in range(20)])
 TASK = "Look into the login failures, and report what you found."
 #: most calls of an agent in these tests
@@ -37,12 +42,38 @@ def sent(mock: MockProvider) -> Any:
     return json.loads(mock.calls[-1].body)
 
 
-def budget(web: Web, session: str) -> Any:
-    return web.get(f"/api/sessions/{session}").json["budget"]
+def budget(web: Web) -> Any:
+    return web.get("/api/sessions/s").json["budget"]
 
 
-def last_record(web: Web, session: str) -> Any:
-    return web.get(f"/api/sessions/{session}/calls").json["calls"][0]
+def used(web: Web) -> int:
+    return int(budget(web)["used"]["tokens"])
+
+
+def last_record(web: Web) -> Any:
+    return web.get("/api/sessions/s/calls").json["calls"][0]
+
+
+def said(role: str, number: int) -> dict[str, str]:
+    return {"role": role, "content": f"Remark {number} about the login, which has failed again for some users today."}
+
+
+def post(web: Web, **fields: Any) -> Reply:
+    return web.post(CHAT, {**BODY, **fields}, {"x-session-id": "s"})
+
+
+def ask(web: Web, **fields: Any) -> Reply:
+    reply = post(web, **fields)
+    assert reply.status == 200, reply.body
+    return reply
+
+
+def spend(web: Web, mock: MockProvider, tokens: int) -> None:
+    """Let the session use so many tokens."""
+    mock.behaviour = Behaviour(tokens=(10, tokens - 10))
+    ask(web)
+    mock.behaviour = Behaviour()
+    assert used(web) == tokens
 
 
 @pytest.fixture
@@ -50,27 +81,11 @@ def gateway(mock_server: MockServer, mock: MockProvider, gateway_server: StartGa
     return gateway_server(mock_server.url, **FLAGS)
 
 
-@pytest.fixture
-def client(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=gateway.base_url, api_key="any", max_retries=0, default_headers={"x-session-id": "s"}
-    ) as made:
-        yield made
-
-
-@pytest.fixture
-def claude(gateway: GatewayThread) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(
-        base_url=gateway.url, api_key="any", max_retries=0, default_headers={"x-session-id": "s"}
-    ) as made:
-        yield made
-
-
 def run_chat(client: openai.OpenAI, *, stream: bool) -> str:
     """Let an agent call its tool until the model gives a result, and return the result."""
     messages: list[Any] = [{"role": "user", "content": TASK}]
     for number in range(MOST_CALLS):
-        tools: Any = [{"type": "function", "function": SEARCH}]
+        tools = TOOLS
         calls: list[Any] = []
         text = ""
         if stream:
@@ -115,12 +130,12 @@ def run_responses(client: openai.OpenAI, *, stream: bool) -> str:
     raise AssertionError("the agent did not end")
 
 
-def run_messages(claude: anthropic.Anthropic, *, stream: bool) -> str:
+def run_messages(claude: anthropic.Anthropic, *, stream: bool, model: str) -> str:
     """Do what `run_chat` does, with the Messages API."""
     messages: list[Any] = [{"role": "user", "content": TASK}]
     tools: Any = [{"name": "search", "description": "Search.", "input_schema": SEARCH["parameters"]}]
     for number in range(MOST_CALLS):
-        asked: Any = {"model": "mock-small", "max_tokens": 300, "messages": messages, "tools": tools}
+        asked: Any = {"model": model, "max_tokens": 300, "messages": messages, "tools": tools}
         if stream:
             with claude.messages.stream(**asked) as events:
                 message = events.get_final_message()
@@ -135,32 +150,221 @@ def run_messages(claude: anthropic.Anthropic, *, stream: bool) -> str:
     raise AssertionError("the agent did not end")
 
 
+def agent(
+    gateway: GatewayThread, format_name: str, *, stream: bool, session: str = "s", model: str = "mock-small"
+) -> Callable[[], str]:
+    """Return a function that runs an agent with the SDK of a format until the model gives a result."""
+    headers = {"x-session-id": session}
+    if format_name == "messages":
+        claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0, default_headers=headers)
+        return partial(run_messages, claude, stream=stream, model=model)
+    client = openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, default_headers=headers)
+    run = run_chat if format_name == "chat" else run_responses
+    return partial(run, client, stream=stream)
+
+
+# --- the agent's view -------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("format_name", ["chat", "responses", "messages"])
 def test_an_agent_that_always_calls_tools_ends_with_a_result(
-    gateway: GatewayThread,
-    client: openai.OpenAI,
-    claude: anthropic.Anthropic,
-    mock: MockProvider,
-    format_name: str,
-    stream: bool,
+    gateway: GatewayThread, mock: MockProvider, format_name: str, *, stream: bool
 ) -> None:
-    run: Callable[[], str] = {
-        "chat": partial(run_chat, client, stream=stream),
-        "responses": partial(run_responses, client, stream=stream),
-        "messages": partial(run_messages, claude, stream=stream),
-    }[format_name]
+    run = agent(gateway, format_name, stream=stream)
     assert run()
     body = sent(mock)
     assert body["tools"], "the list of tools stays, because the provider's cache begins with it"
     assert body["tool_choice"] == ({"type": "none"} if format_name == "messages" else "none")
-    assert "Finish now; " in json.dumps((body.get("messages") or body.get("input"))[-1])
-    used = budget(gateway.web, "s")
-    assert used["used"]["tokens"] <= used["tokens"] == 2_000, used
-    record = last_record(gateway.web, "s")
-    assert record["notes"]["closing_call"]
-    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
+    last = json.dumps((body.get("messages") or body.get("input"))[-1])
+    assert re.search(r"Finish now; \d+ tokens are left", last)
+    assert budget(gateway.web)["is_closed"]
+    assert used(gateway.web) <= LIMIT
+    assert last_record(gateway.web)["notes"]["closing_call"]
+    number = len(mock.calls)
+    with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match="its one closing call was taken"):
         run()
-    assert "closing call" in str(refused.value)
-    assert refused.value.response.json()["error"]["budget"]["account"] == "session"
-    assert json.loads(refused.value.request.content) != body
+    assert len(mock.calls) == number
+
+
+def test_the_closing_call_changes_only_what_follows_the_last_message(
+    gateway: GatewayThread, mock: MockProvider
+) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    system = {"role": "system", "content": "Be brief."}
+    reply = ask(gateway.web, messages=[system, *HI], tools=TOOLS, tool_choice="required", max_tokens=4_000)
+    assert reply.header("x-session-closing-call") == "true"
+    body = sent(mock)
+    assert body["messages"][0] == system
+    assert body["messages"][1]["content"].startswith(HI[0]["content"])
+    assert body["tools"] == TOOLS
+    assert body["tool_choice"] == "none"
+    left = int(re.findall(r"now; (\d+) tokens", body["messages"][1]["content"])[0])
+    assert body["max_tokens"] == left < 500
+    assert used(gateway.web) <= LIMIT
+
+
+def test_a_call_before_it_has_no_header_and_no_change(gateway: GatewayThread, mock: MockProvider) -> None:
+    reply = ask(gateway.web, tools=TOOLS)
+    assert reply.header("x-session-closing-call") is None
+    assert sent(mock)["messages"] == HI
+    assert budget(gateway.web)["kept_for_closing"] == LIMIT // 4
+    assert not budget(gateway.web)["is_closed"]
+
+
+def test_a_long_conversation_is_trimmed_for_it(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 450)
+    long = [message for number in range(30) for message in (said("user", number), said("assistant", number))]
+    reply = ask(gateway.web, messages=[*long, *HI])
+    assert reply.header("x-session-closing-call") == "true"
+    assert len(sent(mock)["messages"]) < len(long)
+    assert used(gateway.web) <= LIMIT
+
+
+# --- exactly one ------------------------------------------------------------------------------------------------------
+
+
+def test_of_parallel_calls_one_is_the_closing_call(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 510)
+    mock.behaviour = Behaviour(delay=0.2)
+    with ThreadPoolExecutor(12) as threads:
+        replies = [*threads.map(lambda _: post(gateway.web), range(24))]
+    closing = [reply for reply in replies if reply.header("x-session-closing-call")]
+    assert len(closing) == 1
+    assert closing[0].status == 200
+    assert {reply.status for reply in replies if reply is not closing[0]} == {400}
+    assert used(gateway.web) <= LIMIT
+
+
+def test_a_closing_call_that_fails_can_be_repeated(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    for status in (500, 429, 400):
+        mock.behaviour = Behaviour(status=status)
+        assert post(gateway.web).status == status
+        assert not budget(gateway.web)["is_closed"]
+    mock.behaviour = Behaviour()
+    assert ask(gateway.web).header("x-session-closing-call") == "true"
+    assert post(gateway.web).status == 400
+
+
+@pytest.mark.parametrize("change", [{"budget": {"tokens": 4_000}}, {"budget": {"tokens": None}}])
+def test_a_raised_budget_reopens_the_session(gateway: GatewayThread, mock: MockProvider, change: Any) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    ask(gateway.web)
+    assert post(gateway.web).status == 400
+    assert gateway.web.send("PATCH", "/api/sessions/s", change).status == 200
+    assert ask(gateway.web).header("x-session-closing-call") is None
+
+
+def test_a_reset_reopens_the_session_for_one_more_closing_call(gateway: GatewayThread, mock: MockProvider) -> None:
+    for _ in range(2):
+        spend(gateway.web, mock, LIMIT - 500)
+        assert ask(gateway.web).header("x-session-closing-call") == "true"
+        assert post(gateway.web).status == 400
+        assert gateway.web.send("POST", "/api/sessions/s/reset").status < 300
+
+
+def test_after_a_restart_the_closing_call_is_not_repeated(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    first = gateway_server(mock_server.url, **FLAGS)
+    spend(first.web, mock, LIMIT - 500)
+    ask(first.web)
+    first.stop()
+    second = gateway_server(mock_server.url, folder=first.folder, **FLAGS)
+    refused = post(second.web)
+    assert refused.status == 400
+    assert "closing call was taken" in refused.json["error"]["message"]
+
+
+# --- which budgets ----------------------------------------------------------------------------------------------------
+
+
+def test_one_call_of_a_budget_in_calls_is_kept(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.calls": 3, "budget.closing": {"message": MESSAGE}})
+    headers = [ask(gateway.web).header("x-session-closing-call") for _ in range(3)]
+    assert headers == [None, None, "true"]
+    assert post(gateway.web).status == 400
+
+
+def test_a_budget_in_usd_has_a_closing_call(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    models = [{"match": "priced", "provider": "upstream", "price": {"input": 100, "output": 1000}}]
+    flags = {"budget.usd": 1, "budget.closing": {"reserve": 0.25, "message": MESSAGE}, "models": models}
+    gateway = gateway_server(mock_server.url, **flags)
+    mock.behaviour = Behaviour(tokens=(100, 800))
+    ask(gateway.web, model="priced", max_tokens=700)
+    mock.behaviour = Behaviour()
+    reply = ask(gateway.web, model="priced", max_tokens=700)
+    assert reply.header("x-session-closing-call") == "true"
+    assert sent(mock)["max_tokens"] < 200
+    assert float(budget(gateway.web)["used"]["usd"]) <= 1
+
+
+def test_a_child_does_not_use_what_is_kept_for_its_parent(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 450)
+    child = gateway.web.post(CHAT, BODY, {"x-session-id": "child", "x-parent-session-id": "s"})
+    assert child.status == 400
+    assert "500 tokens are kept for a closing call" in child.json["error"]["message"]
+    assert ask(gateway.web).header("x-session-closing-call") == "true"
+
+
+def test_a_free_model_passes_an_exhausted_budget_in_usd(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    models = [
+        {"match": "priced", "provider": "upstream", "price": {"input": 100, "output": 1000}},
+        {"match": "free", "provider": "upstream", "price": {"input": 0, "output": 0}},
+    ]
+    gateway = gateway_server(mock_server.url, **{"budget.usd": 0.1, "models": models})
+    mock.behaviour = Behaviour(tokens=(1_000, 1_000))
+    ask(gateway.web, model="priced", max_tokens=50)
+    mock.behaviour = Behaviour()
+    assert post(gateway.web, model="priced").status == 400
+    assert ask(gateway.web, model="free").header("x-session-budget-remaining-usd") == "0.000000"
+    result = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(60)])
+    made = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "c1", "content": result},
+    ]
+    ask(gateway.web, model="free", messages=[*messages, {"role": "assistant", "content": "Done."}, *HI])
+    assert sent(mock)["messages"][2]["content"] == result, "a budget that the call does not use shortens no results"
+
+
+# --- Claude -----------------------------------------------------------------------------------------------------------
+
+
+def test_claude_is_told_its_task_budget_and_the_thinking_stays_valid(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **FLAGS)
+    mock.claude = CLAUDE_RULES
+    try:
+        assert agent(gateway, "messages", stream=False, model="claude-sonnet-5-5")()
+        call = mock.calls[-1]
+        body = sent(mock)
+        task_budget = body["output_config"]["task_budget"]
+        assert task_budget["total"] == 20_000
+        assert 0 < task_budget["remaining"] <= LIMIT
+        assert "task-budgets-2026-03-13" in (call.header("anthropic-beta") or "")
+        gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 6_000}})
+        assert agent(gateway, "messages", stream=False, model="claude-sonnet-5-5")()
+    finally:
+        mock.claude = ()
+
+
+def test_a_refused_task_budget_is_left_out(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **FLAGS)
+    mock.claude = tuple(replace(rules, least_task_budget=None) for rules in CLAUDE_RULES)
+    try:
+        assert agent(gateway, "messages", stream=True, model="claude-opus-5-5")()
+        assert "output_config" not in sent(mock)
+    finally:
+        mock.claude = ()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
-from gateway.mock import Behaviour, MockProvider, MockServer, Turn
+from gateway.mock import Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, Reply, Web

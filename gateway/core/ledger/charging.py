@@ -7,6 +7,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from math import ceil
 from typing import Final, NamedTuple
@@ -170,6 +171,13 @@ def limits_output(balances: Sequence[Balance]) -> bool:
 def budgets_in(balances: Sequence[Balance]) -> tuple[Balance, ...]:
     """Return the balances with a budget in force, without rate limits of client keys."""
     return tuple([balance for balance in balances if balance.key.kind != "rate" and not balance.limits.is_none])
+
+
+def budgets_used_by(balances: Sequence[Balance], price: Price | None) -> tuple[Balance, ...]:
+    """Return the balances of the budgets that a call can use up: a model that costs nothing uses no US dollars."""
+    if price is None or all(balance.limits.nano_usd is None for balance in balances) or not price.is_free:
+        return tuple(balances)
+    return budgets_in([replace(balance, limits=balance.limits._replace(nano_usd=None)) for balance in balances])
 
 
 def remaining_fraction(balances: Sequence[Balance]) -> float:

@@ -118,7 +118,7 @@ def _shortage(refused: Refused, limit: int) -> str:
         else ", and this call needs " + _amount(refused.needed, name)
     )
     kept = balance.kept(name)
-    return f"{short}; {_amount(kept, name)} are kept for a closing call" if kept else short
+    return f"{short}; {_amount(kept, name, unit=True)} are kept for a closing call" if kept else short
 
 
 def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
