@@ -17,7 +17,7 @@ from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.counting.families import TokenizerFamily
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
-from gateway.core.ledger.charging import Downgrade, budgets_used_by, remaining_fraction
+from gateway.core.ledger.charging import DowngradePolicy, budgets_used_by, remaining_fraction
 from gateway.core.ports import Sessions
 from gateway.core.pricing import Price
 from gateway.core.routing import ModelFacts, Route
@@ -41,7 +41,7 @@ class Downgrades:
 
     def __init__(
         self,
-        policy: Downgrade | None,
+        policy: DowngradePolicy | None,
         *,
         planner: Planner,
         facts: Callable[[Route], ModelFacts],

@@ -130,31 +130,32 @@ def run_responses(client: openai.OpenAI, *, stream: bool) -> str:
     raise AssertionError("the agent did not end")
 
 
-def run_messages(claude: anthropic.Anthropic, *, stream: bool, model: str) -> str:
-    """Do what `run_chat` does, with the Messages API."""
-    messages: list[Any] = [{"role": "user", "content": TASK}]
+def run_messages(claude: anthropic.Anthropic, *, stream: bool, model: str, messages: list[Any] | None = None) -> str:
+    """Do what `run_chat` does, with the Messages API. `messages`: the conversation, which is continued in place."""
+    messages = messages if messages is not None else [{"role": "user", "content": TASK}]
     tools: Any = [{"name": "search", "description": "Search.", "input_schema": SEARCH["parameters"]}]
-    for number in range(MOST_CALLS):
+    for _ in range(MOST_CALLS):
         asked: Any = {"model": model, "max_tokens": 300, "messages": messages, "tools": tools}
         if stream:
             with claude.messages.stream(**asked) as events:
                 message = events.get_final_message()
         else:
             message = claude.messages.create(**asked)
-        if not any(block.type == "tool_use" for block in message.content):
+        messages.append(
+            {"role": "assistant", "content": [one.model_dump(exclude_none=True) for one in message.content]}
+        )
+        calls = [block for block in message.content if block.type == "tool_use"]
+        if not calls:
             return "".join(block.text for block in message.content if block.type == "text")
-        call: Any = {"type": "tool_use", "id": f"c{number}", "name": "search", "input": {}}
-        result: Any = {"type": "tool_result", "tool_use_id": f"c{number}", "content": ROWS}
-        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        results: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": ROWS} for call in calls]
+        messages.append({"role": "user", "content": results})
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "Go on."}]
     raise AssertionError("the agent did not end")
 
 
-def agent(
-    gateway: GatewayThread, format_name: str, *, stream: bool, session: str = "s", model: str = "mock-small"
-) -> Callable[[], str]:
+def agent(gateway: GatewayThread, format_name: str, *, stream: bool, model: str = "mock-small") -> Callable[..., str]:
     """Return a function that runs an agent with the SDK of a format until the model gives a result."""
-    headers = {"x-session-id": session}
+    headers = {"x-session-id": "s"}
     if format_name == "messages":
         claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0, default_headers=headers)
         return partial(run_messages, claude, stream=stream, model=model)
@@ -339,21 +340,24 @@ def test_a_free_model_passes_an_exhausted_budget_in_usd(
 # --- Claude -----------------------------------------------------------------------------------------------------------
 
 
-def test_claude_is_told_its_task_budget_and_the_thinking_stays_valid(
-    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+@pytest.mark.parametrize("model", ["claude-sonnet-5-5", "claude-fable-5-2"])
+def test_claude_is_told_its_task_budget_and_its_thinking_is_sent(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, model: str
 ) -> None:
-    gateway = gateway_server(mock_server.url, **FLAGS)
+    gateway = gateway_server(mock_server.url, **{"budget.calls": 3, "budget.closing": {"message": MESSAGE}})
     mock.claude = CLAUDE_RULES
     try:
-        assert agent(gateway, "messages", stream=False, model="claude-sonnet-5-5")()
-        call = mock.calls[-1]
-        body = sent(mock)
-        task_budget = body["output_config"]["task_budget"]
-        assert task_budget["total"] == 20_000
-        assert 0 < task_budget["remaining"] <= LIMIT
+        messages: list[Any] = [{"role": "user", "content": TASK}]
+        run = agent(gateway, "messages", stream=False, model=model)
+        assert run(messages=messages)
+        call, body = mock.calls[-1], sent(mock)
+        assert body["output_config"]["task_budget"] == {"type": "tokens", "total": 20_000, "remaining": 300}
         assert "task-budgets-2026-03-13" in (call.header("anthropic-beta") or "")
-        gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 6_000}})
-        assert agent(gateway, "messages", stream=False, model="claude-sonnet-5-5")()
+        assert call.body.count(b'"type":"thinking"') == 2, "all thinking is sent, and the provider accepts it"
+        # The client does not repeat the last instruction, so the thinking of the last response has lost its prefix.
+        gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"calls": 6}})
+        messages.append({"role": "user", "content": "Thank you. Go on."})
+        assert run(messages=messages)
     finally:
         mock.claude = ()
 

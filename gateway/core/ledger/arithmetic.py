@@ -308,7 +308,7 @@ def closing_call(mark: str) -> str:
 
 def with_call_ended(account: Account, call_id: str, spent: Amount) -> Account:
     """Return the account after a call ended. A closing call that cost nothing can be made again."""
-    if not account.closing or spent.calls or closing_call(account.closing) != call_id:
+    if not account.closing or spent != NOTHING or closing_call(account.closing) != call_id:
         return account
     return replace(account, closing="")
 

@@ -33,7 +33,7 @@ from gateway.core.values import dataclass
 _MINUTE_S: Final = 60.0
 
 
-class Downgrade(NamedTuple):
+class DowngradePolicy(NamedTuple):
     """The model that serves calls when less than the share `below` of the most used budget is left."""
 
     below: float
@@ -63,7 +63,7 @@ class BudgetPolicy:
     clamp: bool = True
     deferred: bool = False
     exhausted_status: int = 400
-    downgrade: Downgrade | None = None
+    downgrade: DowngradePolicy | None = None
     closing: ClosingPolicy | None = None
 
 

@@ -226,7 +226,7 @@ def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None
             charged = spent if key in record.accounts else NOTHING
             if not db.execute(_SETTLE, (*key, *charged, ended, *(back if key in holding else NOTHING))).rowcount:
                 raise damaged(db, key)
-            if not spent.calls and key in holding:
+            if spent == NOTHING and key in holding:
                 db.execute(_REOPEN, (*key, record.call_id))
 
 

@@ -312,7 +312,8 @@ local function give_back(held, name, a)
             a.h[i] = less(a.h[i], held.amount[i])
         end
     end
-    if A.spent and tonumber(A.spent[3]) == 0 and a.c ~= '' and closing_call(a) == A.id then
+    local spent = A.spent
+    if a.c ~= '' and spent and spent[1] + spent[2] + spent[3] == 0 and closing_call(a) == A.id then
         a.c = ''
     end
 end
