@@ -631,7 +631,7 @@ class RequestComposer:
         }
 
     def adds_task_budget(self, state: CallState, call: Call, provider: ProviderAddress) -> bool:
-        """Return whether a closing call tells the model what it has left with a field of Claude's API."""
+        """Return whether a closing call reports to the model what it has left, in a field of Claude's API."""
         closing, wire = state.budget.closing, state.incoming.endpoint.wire
         if closing is None or wire != "messages" or provider.is_translated or TASK_BUDGET_FIELD in closing.refused:
             return False

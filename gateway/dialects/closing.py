@@ -121,7 +121,7 @@ def refused_field(body: bytes, refused: Collection[str]) -> str | None:
 
 
 def with_task_budget(fields: AnyFields, remaining: int) -> dict[str, object]:
-    """Return the field that tells Claude how many tokens its response has left; empty if the client sets a budget."""
+    """Return the field with the tokens that the response may still use; empty if the client sets a task budget."""
     config: Any = decode(fields[TASK_BUDGET_FIELD]) if TASK_BUDGET_FIELD in fields else {}
     if not isinstance(config, dict) or _TASK_BUDGET in config:
         return {}

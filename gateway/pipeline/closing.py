@@ -24,7 +24,7 @@ def may_close(state: CallState, call: Call, refusal: BudgetFault) -> bool:
 
     - The refusing budget must be the session's own: only of that one something is kept for this session.
     - The response must be a result for the client, now: no compaction, no call of the gateway itself, no batch.
-    - While the store is unavailable, nobody knows whether another worker makes the closing call.
+    - While the store is unavailable, no worker knows whether another one makes the closing call.
     """
     session, wire, incoming = state.stored_session, state.incoming.endpoint.wire, state.incoming
     if session is None or wire not in VIEWED or incoming.purpose is not None:

@@ -1,8 +1,8 @@
 """Send a call to a cheaper model when little of its budget is left, unless that could break it.
 
 A call keeps its model if something in it is bound to that model: reasoning that the other one cannot read, tools that
-the provider runs, images, a size or a setting that the other model does not accept. The routes of the own model stay
-behind those of the cheaper one, for the case that the cheaper one refuses the request all the same.
+the provider runs, images, a size or a setting that the other model does not accept. The routes of the own model follow
+those of the cheaper one, for the case that the cheaper one refuses the request all the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Let a session end with a result: the last call that its budget allows.
 
 A share of each limit of a session is kept for its closing call. When a call no longer fits into the rest, it becomes
-the closing call: it may use that share, it calls no tools, and the model is told to finish. `closing_mark` in
+the closing call: it may use that share, it calls no tools, and an instruction asks the model to finish. `closing_mark` in
 `gateway.core.ledger.arithmetic` is how an account remembers that it had its closing call.
 """
 
