@@ -1,8 +1,8 @@
 """Let a session end with a result: the last call that its budget allows.
 
 A share of each limit of a session is kept for its closing call. When a call no longer fits into the rest, it becomes
-the closing call: it may use that share, it calls no tools, and an instruction asks the model to finish. `closing_mark` in
-`gateway.core.ledger.arithmetic` is how an account remembers that it had its closing call.
+the closing call: it may use that share, it calls no tools, and an instruction asks the model to finish. An account
+remembers its closing call by the mark that `gateway.core.ledger.arithmetic.closing_mark` returns.
 """
 
 from __future__ import annotations
