@@ -222,6 +222,16 @@ def test_a_long_conversation_is_trimmed_for_it(gateway: GatewayThread, mock: Moc
     assert used(gateway.web) <= LIMIT
 
 
+def test_nothing_is_learned_from_the_tokens_of_the_instruction(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    mock.behaviour = Behaviour(tokens=(200, 10))
+    closing = ask(gateway.web)
+    assert closing.header("x-session-closing-call")
+    mock.behaviour = Behaviour()
+    gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 9_000}})
+    assert ask(gateway.web).header("x-context-tokens") == closing.header("x-context-tokens")
+
+
 # --- exactly one ------------------------------------------------------------------------------------------------------
 
 
