@@ -107,7 +107,10 @@ class RequestComposer:
 
     def _budgets(self, state: CallState) -> tuple[Balance, ...]:
         """Return the balances of the budgets that the call can use up."""
-        return budgets_used_by(state.budget.accounts.budgets, self._facts(state.routing.route).price)
+        budgets = state.budget.accounts.budgets
+        if all(balance.limits.nano_usd is None for balance in budgets):
+            return budgets
+        return budgets_used_by(budgets, self._facts(state.routing.route).price)
 
     @staticmethod
     def last_try(state: CallState) -> ModeTry:

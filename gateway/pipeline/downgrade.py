@@ -56,11 +56,12 @@ class Downgrades:
 
     def is_due(self, state: CallState, call: Call) -> bool:
         """Return whether so little of a budget is left that a cheaper model should serve the call."""
-        incoming, budgets = state.incoming, state.budget.accounts.budgets
-        wire = incoming.endpoint.wire
-        if self.policy is None or not budgets or wire not in VIEWED or incoming.purpose is not None:
+        if self.policy is None or not state.budget.accounts.budgets:
             return False
-        step = state.steps.step
+        incoming, budgets, step = state.incoming, state.budget.accounts.budgets, state.steps.step
+        wire = incoming.endpoint.wire
+        if wire not in VIEWED or incoming.purpose is not None:
+            return False
         has_own_choice = step is not None and step.model is not None
         is_summary = state.context.compaction is not None or asks_for_compaction(call.fields, wire)
         if has_own_choice or is_summary or state.is_billed_later or call.model == self.policy.model:

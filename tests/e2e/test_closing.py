@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +18,7 @@ import pytest
 
 from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway
-from tests.support.gateways import GatewayThread
+from tests.support.gateways import GatewayThread, until
 from tests.support.web import CHAT, HI, Reply, Web
 
 pytestmark = pytest.mark.long
@@ -321,6 +323,57 @@ def test_a_child_does_not_use_what_is_kept_for_its_parent(gateway: GatewayThread
     assert child.status == 400
     assert "500 tokens are kept for a closing call" in child.json["error"]["message"]
     assert ask(gateway.web).header("x-session-closing-call") == "true"
+
+
+@pytest.mark.parametrize("kind", ["auxiliary", "compaction"])
+def test_a_side_call_of_claude_code_does_not_take_the_closing_call(
+    gateway: GatewayThread, mock: MockProvider, kind: str
+) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    reply = gateway.web.post(CHAT, BODY, {"x-session-id": "s", "x-claude-code-request-class": kind})
+    assert reply.status == 400
+    assert ask(gateway.web).header("x-session-closing-call") == "true"
+
+
+def test_the_budget_of_a_client_key_has_no_closing_call(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    keys = [{"name": "alice", "key": "0123456789abcdef", "budget": {"calls": 1}}]
+    flags = {"auth.keys": keys, "budget.calls": 5, "budget.closing": {"message": MESSAGE}}
+    gateway = gateway_server(mock_server.url, **flags)
+    headers = {"authorization": "Bearer 0123456789abcdef", "x-session-id": "s"}
+    assert gateway.web.post(CHAT, BODY, headers).status == 200
+    refused = gateway.web.post(CHAT, BODY, headers)
+    assert refused.status == 400
+    assert refused.json["error"]["budget"]["account"] == "key"
+
+
+def test_a_window_that_ends_gives_the_session_its_next_closing_call(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    flags = {"budget.calls": 2, "budget.window": "2s", "budget.closing": {"message": MESSAGE}}
+    gateway = gateway_server(mock_server.url, **flags)
+
+    def marks() -> list[str | None]:
+        return [post(gateway.web).header("x-session-closing-call") for _ in range(2)]
+
+    assert marks() == [None, "true"]
+    until(lambda: not budget(gateway.web)["is_closed"])
+    assert marks() == [None, "true"]
+
+
+def test_a_closing_call_without_store_is_refused(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **FLAGS, **{"store.on_failure": "open", "store.timeout_ms": 300})
+    spend(gateway.web, mock, LIMIT - 500)
+    with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        refused = post(gateway.web)
+        db.execute("ROLLBACK")
+    assert refused.status in (400, 503), refused.body
+    until(lambda: post(gateway.web).header("x-session-closing-call") == "true")
+    assert used(gateway.web) <= LIMIT
 
 
 def test_a_free_model_passes_an_exhausted_budget_in_usd(

@@ -171,7 +171,8 @@ class Claim:
 
     def limits(self, account: Account) -> Limits:
         """Return the limits in force. Limits that a call declares can only lower them."""
-        return self.granted(account).lowered(self.declared)
+        granted = self.granted(account) if account.overrides else self.configured
+        return granted.lowered(self.declared)
 
     def granted(self, account: Account) -> Limits:
         """Return the limits without those that the call declares."""
@@ -386,7 +387,8 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
-            account = with_call_ended(account, ended, spent)
+            if account.closing:
+                account = with_call_ended(account, ended, spent)
             used, given_back = account.used.plus(spent), account.held.less(held)
             changes[key] = Account(used, given_back, account.opened, account.overrides, account.period, account.closing)
     return changes
@@ -481,9 +483,10 @@ def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
             limit = balance.limits.of(name)
             if limit is None or not least[at]:
                 continue
-            if balance.is_closed_to(hold.id):
+            if balance.closing and balance.is_closed_to(hold.id):
                 return Refused(balance, name, least[at], is_busy=False)
-            limit -= balance.kept(name)
+            if balance.closing_share:
+                limit -= balance.kept(name)
             if balance.used[at] + balance.held[at] + least[at] > limit:
                 refusal = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
                 if not refusal.is_temporary:
@@ -496,7 +499,7 @@ def units_left(balance: Balance, fixed: Amount, unit: Amount, most: int) -> int:
     """Return how many units an account can still hold after `fixed`, at most `most`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
-        left = balance.free(name)
+        left = balance.free(name) if balance.closing_share else balance.left(name)
         if left is not None and unit[at]:
             units = min(units, max(0, left - fixed[at]) // unit[at])
     return units
