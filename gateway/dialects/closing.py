@@ -69,9 +69,10 @@ def with_instruction(
         is_strict: the model may refuse a user message after another one or after a tool result.
     """
     given = bytes(fields.get(ITEMS[wire], _EMPTY_LIST))
-    if messages is None and not given.startswith(b"["):
-        # The Responses API also takes one text.
+    if messages is None and wire == "responses" and given.startswith(b'"'):
         messages = [b'{"role":"user","content":' + given + b"}"]
+    elif messages is None and not given.startswith(b"["):
+        return msgspec.Raw(given)  # no messages, which the provider refuses
     sent = list(messages) if messages is not None else [bytes(raw) for raw in _LIST.decode(given)]
     if wire == "responses":
         return join([*sent, encode(_input_item(text))])

@@ -44,7 +44,6 @@ from gateway.context.request import LOSSLESS, RequestComposer
 from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.errors import (
     BudgetExhausted,
-    BudgetFault,
     GatewayError,
     InvalidRequest,
     StoreUnavailable,
@@ -438,7 +437,7 @@ class Exchange:
             before = begin_closing(state, policy)
             try:
                 tried = await self._compose_and_hold(call)
-            except BudgetFault:
+            except GatewayError:
                 undo_closing(state, before)
                 raise
             state.notes["closing_call"] = "the last call that the budget of the session allows"

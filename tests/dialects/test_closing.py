@@ -63,6 +63,11 @@ def test_the_instruction_follows_the_last_message(wire: Wire, messages: object, 
     assert instructed(wire, messages) == expected
 
 
+@pytest.mark.parametrize("given", ["Hi.", {"role": "user"}, None])
+def test_what_is_no_list_of_messages_stays(given: object) -> None:
+    assert instructed("chat", given) == given
+
+
 def test_where_roles_must_alternate_it_follows_the_tool_result() -> None:
     assert instructed("chat", [USER, TOOL], is_strict=True) == [USER, {**TOOL, "content": f"rows\n\n{TEXT}"}]
 

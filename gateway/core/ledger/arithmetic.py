@@ -297,7 +297,7 @@ class Refused:
 def closing_mark(call_id: str, limits: Limits) -> str:
     """Return what an account keeps of its closing call: the call's id, and the limits under which it was made.
 
-    With other limits the account is open again. reserve.lua writes the same text.
+    With other limits the account is open again. prelude.lua writes the same text.
     """
     return " ".join([call_id, *(str(-1 if limit is None else min(MOST, limit)) for limit in limits[:3])])
 
@@ -336,9 +336,14 @@ def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
 
 
 def _mark_in_force(account: Account, claim: Claim) -> str:
-    """Return the mark of the closing call, or an empty text if the limits have changed since it was made."""
-    mark = account.closing
-    return mark if mark and mark == closing_mark(closing_call(mark), claim.granted(account)) else ""
+    """Return the mark of the closing call, or an empty text if it was made under other limits.
+
+    A closing call of the account's own limits closes it for all calls. One of limits that a call declared closes it for
+    calls that declare the same.
+    """
+    mark, call_id = account.closing, closing_call(account.closing)
+    limits = (claim.granted(account), claim.limits(account)) if mark else ()
+    return mark if any(mark == closing_mark(call_id, one) for one in limits) else ""
 
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
@@ -354,7 +359,7 @@ def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Chang
     for claim, balance in zip(hold.claims, before, strict=True):
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
         if claim.is_closing:
-            account = replace(account, closing=closing_mark(hold.id, claim.granted(account)))
+            account = replace(account, closing=closing_mark(hold.id, claim.limits(account)))
         changes[claim.key] = taken = _take(account, claim.key, granted)
         after = Balance(claim.key, balance.limits, taken.used, taken.held, balance.resets_s)
         if claim.closing_share:

@@ -88,6 +88,15 @@ def test_other_limits_and_a_new_window_reopen_the_account() -> None:
     assert isinstance(take(account, 10, replace(CLAIM, declared=Limits(tokens=50)), "b"), Refused), "a client cannot"
 
 
+def test_a_declared_budget_closes_the_account_only_for_calls_that_declare_the_same() -> None:
+    declared = replace(CLAIM, declared=Limits(tokens=50))
+    account = taken(EMPTY, 45, replace(declared, is_closing=True))
+    spent = settle({KEY: account}, [KEY], Amount(45, 0, 1), Amount(20, 0, 1), "a")[KEY]
+    assert isinstance(take(spent, 1, declared, "b"), Refused)
+    assert isinstance(take(spent, 1, replace(CLAIM, declared=Limits(tokens=60)), "b"), Account)
+    assert isinstance(take(spent, 1, CLAIM, "b"), Account)
+
+
 def test_without_the_setting_a_mark_has_no_effect() -> None:
     account = taken(EMPTY, 10, CLOSING)
     assert isinstance(take(account, 10, replace(CLAIM, closing_share=0.0), "b"), Account)

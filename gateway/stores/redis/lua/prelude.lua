@@ -203,11 +203,11 @@ local function kept_free(claim, limited)
     return (share > 0 and not claim[11]) and math.ceil(limited * share) or 0
 end
 
--- Returns the text that an account keeps of its closing call, see `ledger.closing_mark`.
-local function closing_mark(a, claim, id)
+-- Returns the text that an account keeps of its closing call, see `ledger.closing_mark`. `limit_of`: the limits.
+local function closing_mark(a, claim, id, limit_of)
     local mark = id
     for i = 1, 3 do
-        mark = mark .. ' ' .. string.format('%.0f', granted_limit(a, claim, i))
+        mark = mark .. ' ' .. string.format('%.0f', limit_of(a, claim, i))
     end
     return mark
 end
@@ -216,10 +216,14 @@ local function closing_call(a)
     return string.match(a.c, '^[^ ]*')
 end
 
--- Returns true if the closing call was made under the limits in force, and is another call than this one.
+-- Returns true if the closing call was made under the limits in force, with or without those that the call declares, and
+-- is another call than this one.
 local function is_closed(a, claim, id)
     local call = closing_call(a)
-    return (claim[10] or 0) > 0 and a.c ~= '' and call ~= id and a.c == closing_mark(a, claim, call)
+    if (claim[10] or 0) == 0 or a.c == '' or call == id then
+        return false
+    end
+    return a.c == closing_mark(a, claim, call, granted_limit) or a.c == closing_mark(a, claim, call, limit)
 end
 
 -- Starts a new window if the last one has ended, and returns the account.

@@ -52,7 +52,7 @@ if passing then
 end
 for k, claim in ipairs(claims) do
     if claim[11] then
-        accounts[k].c = closing_mark(accounts[k], claim, A.id)
+        accounts[k].c = closing_mark(accounts[k], claim, A.id, limit)
     end
 end
 hold_on(claims, accounts, unit, units, fixed, 1)
