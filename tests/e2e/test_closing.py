@@ -6,6 +6,8 @@ import contextlib
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,10 +17,13 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from playwright.sync_api import Browser, expect
 
 from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway
+from tests.support import browsers
 from tests.support.gateways import GatewayThread, until
+from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, HI, Reply, Web
 
 pytestmark = pytest.mark.long
@@ -232,6 +237,26 @@ def test_nothing_is_learned_from_the_tokens_of_the_instruction(gateway: GatewayT
     mock.behaviour = Behaviour()
     gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 9_000}})
     assert ask(gateway.web).header("x-context-tokens") == closing.header("x-context-tokens")
+
+
+def test_the_dashboard_and_the_command_line_show_it(
+    gateway: GatewayThread, mock: MockProvider, browser: Browser
+) -> None:
+    def shown() -> str:
+        command = [sys.executable, "-m", "gateway", "sessions", "show", "s", "-c", str(gateway.file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+
+    with browsers.opened(browser) as watched:
+        spend(gateway.web, mock, LIMIT - 500)
+        watched.page.goto(f"{gateway.url}/ui#/session/s")
+        expect(watched.page.get_by_text("500 tokens are kept for its closing call.")).to_be_visible()
+        assert "closing call" not in shown()
+        ask(gateway.web)
+        watched.page.reload()
+        expect(watched.page.get_by_text("Its closing call was taken")).to_be_visible()
+        watched.page.goto(f"{gateway.url}/ui#/call/{last_record(gateway.web)['call_id']}")
+        expect(watched.page.get_by_text("the last call that the budget of the session allows")).to_be_visible()
+    assert "closing call" in shown()
 
 
 # --- exactly one ------------------------------------------------------------------------------------------------------
