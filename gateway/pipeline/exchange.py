@@ -347,7 +347,7 @@ class Exchange:
         own.route = own.routes[0]
         with contextlib.suppress(StoreUnavailable):
             await downgrades.remember(state, own.route)
-        state.notes[_DOWNGRADED] = f"{policy.model}, as less than {policy.below:.0%} of a budget is left"
+        state.notes[_DOWNGRADED] = f"{policy.model}, as less than {policy.below * 100:g} % of a budget is left"
 
     def _credential_obstacle(self, own: Route, cheaper: Route) -> str | None:
         """Return an obstacle if the caller's own credential would go to a provider for which it is not meant."""

@@ -425,6 +425,17 @@ def test_a_free_model_passes_an_exhausted_budget_in_usd(
     assert sent(mock)["messages"][2]["content"] == result, "a budget that the call does not use shortens no results"
 
 
+def test_the_cheaper_model_makes_the_closing_call(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    flags: dict[str, object] = {**FLAGS, "budget.downgrade": {"below": 0.5, "model": "mock-tiny"}}
+    gateway = gateway_server(mock_server.url, **flags)
+    spend(gateway.web, mock, LIMIT - 500)
+    reply = ask(gateway.web)
+    assert reply.header("x-session-closing-call") == "true"
+    assert reply.header("x-session-budget-model") == sent(mock)["model"] == "mock-tiny"
+
+
 # --- Claude -----------------------------------------------------------------------------------------------------------
 
 

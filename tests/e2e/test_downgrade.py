@@ -64,7 +64,7 @@ def test_the_cheaper_model_serves_calls_until_the_budget_is_raised(gateway: Gate
     for _ in range(2):
         assert ask(gateway.web).header("x-session-budget-model") == "cheap"
         assert mock.calls[-1].model == "cheap"
-    assert note(gateway.web, "model") == "cheap, as less than 50% of a budget is left"
+    assert note(gateway.web, "model") == "cheap, as less than 50 % of a budget is left"
     assert gateway.web.send("PATCH", "/api/sessions/s", {"budget": {"tokens": 10_000}}).status == 200
     assert ask(gateway.web).header("x-session-budget-model") is None
     assert mock.calls[-1].model == "dear"
