@@ -331,15 +331,17 @@ class Exchange:
         policy, own = downgrades.policy, self._state.routing
         if policy is None or wire is None:
             return
-        state.routing = RoutingState()
+        state.routing, cheaper = RoutingState(), ()
         try:
             await self._read(partial(self._find_routes, replace(call, model=policy.model)))
             cheaper = state.routing.routes
             why = self._credential_obstacle(own.route, cheaper[0])
             why = why or await downgrades.obstacle(state, call, wire, own.route, cheaper[0])
         except (UnknownModel, InvalidRequest, Unauthenticated) as fault:
-            why, cheaper = fault.message, ()
-        state.routing = own
+            why = fault.message
+        finally:
+            # The record of a call that is cancelled here names its own route.
+            state.routing = own
         if why is not None:
             state.notes["downgrade"] = f"keeps its model: {why}"
             return

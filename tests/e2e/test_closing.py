@@ -18,6 +18,7 @@ import anthropic
 import openai
 import pytest
 from playwright.sync_api import Browser, expect
+from websockets.sync.client import ClientConnection, connect
 
 from gateway.mock import CLAUDE_RULES, Behaviour, MockProvider, MockServer
 from tests.conftest import StartGateway
@@ -209,6 +210,30 @@ def test_the_closing_call_changes_only_what_follows_the_last_message(
     assert body["tool_choice"] == "none"
     left = int(re.findall(r"now; (\d+) tokens", body["messages"][1]["content"])[0])
     assert body["max_tokens"] == left < 500
+    assert used(gateway.web) <= LIMIT
+
+
+def test_a_websocket_has_its_closing_call_too(gateway: GatewayThread, mock: MockProvider) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    create = {
+        "type": "response.create",
+        "model": "mock-small",
+        "input": "Hi.",
+        "tools": [{"type": "function", **SEARCH}],
+    }
+
+    def ends(socket: ClientConnection) -> str:
+        socket.send(json.dumps(create))
+        while True:
+            event = json.loads(socket.recv(LIMIT_S))
+            if event["type"] in ("response.completed", "response.incomplete", "error"):
+                return json.dumps(event)
+
+    address = gateway.base_url.replace("http", "ws") + "/responses"
+    with connect(address, additional_headers={"x-session-id": "s"}) as socket:
+        assert "Finish now" in ends(socket)
+        assert sent(mock)["tool_choice"] == "none"
+        assert "closing call was taken" in ends(socket)
     assert used(gateway.web) <= LIMIT
 
 

@@ -180,6 +180,7 @@ class CallNeed:
         can_grow: the hold can be extended while the output arrives.
         can_end: the output is streamed text, so that the stream can be ended when it far exceeds the hold.
         completes_without_client: the provider completes the output even if no client waits for it.
+        is_last: it is the closing call of its session, so nothing is left for other calls and its limit is lowered.
     """
 
     input_tokens: int
