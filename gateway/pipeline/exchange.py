@@ -331,7 +331,8 @@ class Exchange:
         policy, own = downgrades.policy, self._state.routing
         if policy is None or wire is None:
             return
-        state.routing, cheaper = RoutingState(), ()
+        cheaper: tuple[Route, ...] = ()
+        state.routing = RoutingState()
         try:
             await self._read(partial(self._find_routes, replace(call, model=policy.model)))
             cheaper = state.routing.routes
