@@ -1,4 +1,4 @@
-"""Check that a release has one version: `python .ci/versions.py v1.2.3` compares it with package, chart and changelog."""
+"""Check that a release has one version: `versions.py v1.2.3` compares it with package, chart and changelog."""
 
 # ruff: noqa: INP001, T201  # a script
 

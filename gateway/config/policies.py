@@ -52,6 +52,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         exhausted_status=row.exhausted_status,
         downgrade=DowngradePolicy(row.downgrade.below, row.downgrade.model) if row.downgrade is not None else None,
         closing=ClosingPolicy(row.closing.reserve, row.closing.message) if row.closing is not None else None,
+        agents={name: limits_of(budget) for name, budget in row.agents.items()},
     )
 
 
