@@ -30,6 +30,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.ports import ReadBody
@@ -81,6 +82,11 @@ class Accounts:
         #: Models whose streams arrive in one piece, made before they are sent. A hold that grows with the response
         #: would not bound them.
         self._in_one_piece = RecentModels(clock)
+
+    @property
+    def closing(self) -> ClosingPolicy | None:
+        """Return the settings of closing calls; None if there are none."""
+        return self._budgets.policy.closing
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -152,6 +158,8 @@ class Accounts:
         except StoreUnavailable:
             # The store may have made the hold all the same. The record of the call gives it back, even of a refused
             # one.
+            if state.budget.closing is not None:
+                raise  # Another worker may make the closing call, and this one cannot know.
             state.budget.accounts = self._budgets.without_store(state.budget.accounts)
             state.notes["store"] = _STALE
             state.budget.hold = await self._reserve(state, call, routes)
@@ -220,6 +228,7 @@ class Accounts:
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
+        tokens, expected = tokens + state.closing_tokens, expected + state.closing_tokens
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not state.is_fetched_later
         kept = state.kept_by(*ahead)
@@ -241,6 +250,7 @@ class Accounts:
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
             model=state.routing.route.model,
             can_grow=can_end
+            and state.budget.closing is None
             and all(facts.reasoning is False for facts in known)
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
@@ -248,6 +258,7 @@ class Accounts:
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
             room=widest_room(windows, tokens),
             expected=expected,
+            is_last=state.budget.closing is not None,
         )
 
     def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
