@@ -300,15 +300,20 @@ async def test_final_hold_neither_grows_nor_ends_its_response(
 async def test_no_more_is_held_than_a_stream_will_use_soon(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
-    one, delivered = record(), 900
+    one, delivered = record(), 1_975
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=50, delivered=lambda: delivered))
     for _ in range(3):
         await leases.tick()
-    assert lease.tokens == granted.units
-    delivered = 1_000
-    await leases.tick()
-    assert lease.tokens == granted.units + 50
+    assert lease.tokens == granted.units == 2_000
+    delivered = 1_976
+    for _ in range(3):
+        await leases.tick()
+    assert (lease.tokens, lease.step) == (2_050, 100), "the next extension is larger"
+    delivered = 2_001
+    for _ in range(3):
+        await leases.tick()
+    assert (lease.tokens, lease.step) == (2_150, 200)
 
 
 @pytest.mark.parametrize("answers", [1, 2])
@@ -329,7 +334,7 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
 ) -> None:
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 60, 100, step=50, responses=3, delivered=lambda: 1))
+    lease = leases.open(Lease(one.call_id, 60, 100, step=50, responses=3, delivered=lambda: 76))
     await leases.tick()
     assert lease.tokens == 100 + 50 * 3
 

@@ -1,0 +1,99 @@
+"""Remember how long responses without an output limit were, by model and session, to reserve less for a stream.
+
+The lengths of a model are saved in the store, for all workers. Those of a session stay in memory: after a restart, the
+lengths of its model are used until enough responses of the session have been seen again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.call.recent_models import RecentModels
+from gateway.call.state import CallState
+from gateway.core.bounded import BoundedDict
+from gateway.core.ledger.charging import limits_output
+from gateway.core.ledger.output_limit import USUAL_LEAST, output_to_reserve
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.usual_output import (
+    LEAST_OF_MODEL,
+    LEAST_OF_SESSION,
+    MAX_LENGTHS,
+    arrived_gradually,
+    usual_output,
+)
+from gateway.core.record import CallRecord
+from gateway.core.routing import Route
+from gateway.stores.learner import Learner
+
+#: maximum number of pairs of a session and a model whose lengths are remembered
+_MAX_SESSIONS: Final = 4_096
+#: outcomes of streams whose length says what others need
+_TEACHING: Final = ("ok", "budget_end")
+
+_Key = tuple[SessionKey, str, str]
+
+
+class UsualOutput:
+    """The usual output of models, in all sessions and in one. One instance serves all calls.
+
+    Args:
+        learner: saves the lengths of models.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, learner: Learner, clock: Callable[[], float]) -> None:
+        self._learner = learner
+        self._clock = clock
+        self._in_sessions = BoundedDict[_Key, tuple[int, ...]](_MAX_SESSIONS)
+        #: Models whose streams arrive in one piece, so that they cannot be ended when they exceed their hold.
+        self._in_one_piece = RecentModels(clock)
+
+    async def of(self, state: CallState, routes: Sequence[Route]) -> int | None:
+        """Return the usual output tokens of a call on any of these routes; None if it is unknown for one of them."""
+        usual = 0
+        for route in routes:
+            length = await self._of_route(state.session, route)
+            if length is None or route in self._in_one_piece:
+                return None
+            usual = max(usual, length)
+        return usual or None
+
+    async def _of_route(self, session: SessionKey | None, route: Route) -> int | None:
+        known = self._in_sessions.get((session, route.provider, route.model), ()) if session is not None else ()
+        of_session = usual_output(known, LEAST_OF_SESSION)
+        if of_session is not None:
+            return of_session
+        return usual_output(await self._learner.outputs(route.provider, route.model), LEAST_OF_MODEL)
+
+    def note(self, state: CallState, record: CallRecord) -> None:
+        """Remember the length of a stream without a limit, if its call has a budget.
+
+        A stream that its budget ended would have been longer, so twice its length is remembered.
+        """
+        charge, response = record.charge, state.response
+        if charge is None or record.outcome not in _TEACHING or not _is_unlimited_stream(state):
+            return
+        is_complete = record.outcome == "ok"
+        route, tokens = state.routing.route, charge.usage.output_tokens * (1 if is_complete else 2)
+        flow_s = self._clock() - response.flow_from if response.flow_from is not None else 0.0
+        if not arrived_gradually(response.bytes_sent, response.last_bytes, flow_s):
+            if tokens > USUAL_LEAST:
+                self._in_one_piece.add(route)
+            return
+        if tokens > 0 and (charge.source == "provider" or not is_complete):
+            self._learner.report_output(route.provider, route.model, tokens)
+            if state.session is not None:
+                key = (state.session, route.provider, route.model)
+                self._in_sessions[key] = (*self._in_sessions.get(key, ()), tokens)[-MAX_LENGTHS:]
+
+
+def _is_unlimited_stream(state: CallState) -> bool:
+    """Return whether only the budget limits the output of a stream."""
+    return (
+        state.response.is_event_stream
+        and limits_output(state.budget.accounts.budgets)
+        and state.budget.hold is not None
+        and state.budget.hold.lease.responses == 1
+        and output_to_reserve(state.output_asked, state.step_output) is None
+    )
