@@ -162,6 +162,9 @@ class Accounts:
             state.budget.is_holding = False
             raise
         state.budget.accounts = state.budget.hold.accounts
+        usual, lease = state.budget.usual_output, state.budget.hold.lease
+        if usual is not None and 0 < lease.step < STREAM_STEP:
+            state.notes["reserved"] = f"{lease.tokens:,} output tokens at first; usual are {usual:,}"
         return routes
 
     async def _read_usual_output(self, state: CallState, call: Call) -> None:
@@ -172,7 +175,9 @@ class Accounts:
         asked = output_to_reserve(state.output_asked, state.step_output)
         is_limited = limits_output(state.budget.accounts.budgets)
         if call.stream and asked is None and is_limited and self._budgets.policy.clamp:
-            state.budget.usual_output = await self._usual.of(state, state.routing.routes)
+            routes = state.routing.routes
+            ahead = routes[routes.index(state.routing.route) :]
+            state.budget.usual_output = await self._usual.of(state.session, ahead)
 
     @staticmethod
     def check_held(state: CallState) -> None:

@@ -49,15 +49,16 @@ class UsualOutput:
         #: Models whose streams arrive in one piece, so that they cannot be ended when they exceed their hold.
         self._in_one_piece = RecentModels(clock)
 
-    async def of(self, state: CallState, routes: Sequence[Route]) -> int | None:
-        """Return the usual output tokens of a call on any of these routes; None if it is unknown for one of them."""
-        usual = 0
-        for route in routes:
-            length = await self._of_route(state.session, route)
-            if length is None or route in self._in_one_piece:
-                return None
-            usual = max(usual, length)
-        return usual or None
+    async def of(self, session: SessionKey | None, routes: Sequence[Route]) -> int | None:
+        """Return the usual output tokens of a call on any of these routes, the next one first; None if unknown.
+
+        A fallback is seldom used, so its own usual output may be unknown. The next route's is then a good guess, as
+        the conversation is the same.
+        """
+        if any(route in self._in_one_piece for route in routes):
+            return None
+        usual = [await self._of_route(session, route) for route in routes]
+        return max(filter(None, usual)) if usual[0] is not None else None
 
     async def _of_route(self, session: SessionKey | None, route: Route) -> int | None:
         known = self._in_sessions.get((session, route.provider, route.model), ()) if session is not None else ()

@@ -48,6 +48,8 @@ _SOON_USED: Final = 2
 #: event, and a few thousand tokens with long events. A hold of fewer tokens is checked after as many bytes.
 CHECK_BYTES: Final = 2 * 1024
 _FEWEST_LOOK_BYTES: Final = 256
+#: With fewer tokens, the bytes per token say nothing of what follows.
+_FEW_TOKENS: Final = 16
 _MOST_LOOK_BYTES: Final = 16 * 1024
 
 
@@ -130,6 +132,10 @@ class Lease:
         """
         left = self.end - delivered
         self.checked_at = come
+        if self.step and delivered < _FEW_TOKENS:
+            # The bytes per token are unknown: the first events have no text, and later ones may have much.
+            self.check_bytes = self.least_check_bytes
+            return
         self.check_bytes = min(_MOST_LOOK_BYTES, max(self.least_check_bytes, left * come // max(1, 2 * delivered)))
 
     @property

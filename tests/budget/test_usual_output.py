@@ -76,8 +76,10 @@ async def test_a_stream_reserves_what_earlier_streams_of_its_model_needed() -> N
         assert streams.held == STREAM_STEP
     await streams.call("new", 100)
     assert streams.held == 145
+    assert streams.world.recorder.records[-1][0].notes["reserved"] == "145 output tokens at first; usual are 100"
     await streams.call("new", 100, model="other")
     assert streams.held == STREAM_STEP
+    assert "reserved" not in streams.world.recorder.records[-1][0].notes
 
 
 async def test_the_streams_of_the_same_session_are_a_better_guide() -> None:
