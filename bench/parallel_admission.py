@@ -93,7 +93,7 @@ class Provider:
         writer.write(start)
         made = 0
         while made < length:
-            await asyncio.wait([left], timeout=self.per_event * TOKEN_S)
+            await asyncio.wait([left], timeout=min(self.per_event, length - made) * TOKEN_S)
             if left.done():
                 return
             count = min(self.per_event, length - made)

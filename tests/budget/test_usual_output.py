@@ -14,7 +14,7 @@ from gateway.core.ledger.arithmetic import Claim, Limits
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.output_limit import DEFAULT_OUTPUT, STREAM_STEP
 from gateway.core.routing import ModelFacts
-from tests.budget.test_accounts import record_holds
+from tests.budget.test_accounts import FALLBACK, record_holds
 from tests.support.fakes import KEY, SSE, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
@@ -214,3 +214,17 @@ async def test_many_streams_share_a_budget_and_never_hold_more_than_it_has() -> 
     assert balance.held.tokens <= 0.8 * 6_000, "some is left for streams that become longer"
     for one in handled:
         await one.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(("known", "most"), [("p", 145), ("q", STREAM_STEP)])
+async def test_the_next_route_decides_if_a_fallback_was_never_used(known: str, most: int) -> None:
+    streams = Streams()
+    streams.world = World(
+        budget=BudgetPolicy(session=PLENTY), facts=lambda _: ModelFacts(reasoning=False), clock=streams.clock,
+        routes=FALLBACK,
+    )  # fmt: skip
+    for _ in range(8):
+        streams.world.learner.report_output(known, "m" if known == "p" else "second", 100)
+    streams.holds = record_holds(streams.world)
+    await streams.call("new", 100)
+    assert streams.held == most

@@ -626,3 +626,23 @@ def test_a_response_is_not_passed_on_freely_if_its_worker_could_not_charge_it() 
     assert lease.free_until == 0
     lease.free_up(10)
     assert lease.free_until == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "step", "fewest"), [(128, 32, 256), (900, 225, 900), (2_048, 2_048, 2_048), (128, 0, 2_048)]
+)
+def test_a_small_hold_that_grows_is_checked_more_often(tokens: int, step: int, fewest: int) -> None:
+    lease = Lease("h", 60, tokens, step=step, end_tokens=None if step else tokens)
+    assert lease.least_check_bytes == fewest
+    lease.schedule_check(come=4_000, delivered=tokens)
+    assert lease.check_bytes == fewest
+
+
+def test_a_stream_is_checked_soon_until_its_bytes_per_token_are_known() -> None:
+    lease = Lease("h", 60, 900, step=225)
+    lease.schedule_check(come=9_000, delivered=0)
+    assert lease.check_bytes == 900
+    lease.schedule_check(come=9_000, delivered=16)
+    assert lease.check_bytes == 16 * 1024
+    lease.schedule_check(come=30_000, delivered=600)
+    assert lease.check_bytes == 300 * 30_000 // 1_200
