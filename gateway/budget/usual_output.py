@@ -13,7 +13,7 @@ from gateway.call.recent_models import RecentModels
 from gateway.call.state import CallState
 from gateway.core.bounded import BoundedDict
 from gateway.core.ledger.charging import limits_output
-from gateway.core.ledger.output_limit import USUAL_LEAST, output_to_reserve
+from gateway.core.ledger.output_limit import USUAL_LEAST
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.usual_output import (
     LEAST_OF_MODEL,
@@ -68,12 +68,12 @@ class UsualOutput:
         return usual_output(await self._learner.outputs(route.provider, route.model), LEAST_OF_MODEL)
 
     def note(self, state: CallState, record: CallRecord) -> None:
-        """Remember the length of a stream without a limit, if its call has a budget.
+        """Remember the length of a stream without a limit whose hold can grow.
 
         A stream that its budget ended would have been longer, so twice its length is remembered.
         """
         charge, response = record.charge, state.response
-        if charge is None or record.outcome not in _TEACHING or not _is_unlimited_stream(state):
+        if charge is None or record.outcome not in _TEACHING or not _is_growing_stream(state):
             return
         is_complete = record.outcome == "ok"
         route, tokens = state.routing.route, charge.usage.output_tokens * (1 if is_complete else 2)
@@ -89,12 +89,8 @@ class UsualOutput:
                 self._in_sessions[key] = (*self._in_sessions.get(key, ()), tokens)[-MAX_LENGTHS:]
 
 
-def _is_unlimited_stream(state: CallState) -> bool:
-    """Return whether only the budget limits the output of a stream."""
-    return (
-        state.response.is_event_stream
-        and limits_output(state.budget.accounts.budgets)
-        and state.budget.hold is not None
-        and state.budget.hold.lease.responses == 1
-        and output_to_reserve(state.output_asked, state.step_output) is None
-    )
+def _is_growing_stream(state: CallState) -> bool:
+    """Return whether the response is a single stream without a limit, whose hold can grow."""
+    lease = state.budget.hold.lease if state.budget.hold is not None else None
+    is_single = lease is not None and lease.step > 0 and lease.responses == 1
+    return is_single and state.response.is_event_stream and limits_output(state.budget.accounts.budgets)

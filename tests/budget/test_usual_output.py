@@ -131,6 +131,7 @@ async def test_a_model_whose_output_is_not_all_visible_reserves_as_before() -> N
     for number in range(9):
         await streams.call(f"earlier-{number}", 100)
     assert streams.held == DEFAULT_OUTPUT
+    assert await streams.world.learner.outputs("p", "m") == ()
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 900}, {"n": 2}])
