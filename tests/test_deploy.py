@@ -118,7 +118,7 @@ def test_the_grafana_dashboard_is_json() -> None:
 def test_a_release_has_one_version() -> None:
     chart = yaml.safe_load((ROOT / "config/deploy/helm/Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
-    checked = [sys.executable, ROOT / ".ci/versions.py", "v0.0.0"]
+    checked = [sys.executable, str(ROOT / ".ci/versions.py"), "v0.0.0"]
     done = subprocess.run(checked, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"gateway/__init__.py has the version {__version__}, and the tag is v0.0.0" in done.stdout
