@@ -77,6 +77,7 @@ class Accounts:
     ) -> None:
         self._budgets = budgets
         self._usual = usual
+        self._clock = clock
         self._records = records
         self._settler = settler
         self._facts = facts
@@ -308,7 +309,10 @@ class Accounts:
         lease = state.budget.hold.lease
         if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
             await self._budgets.check(lease)
-            lease.schedule_check(state.response.bytes_sent, lease.delivered())
+            delivered = lease.delivered()
+            lease.schedule_check(state.response.bytes_sent, delivered)
+            if delivered and state.budget.output_seen_at is None:
+                state.budget.output_seen_at = self._clock()
         return lease.is_over
 
     @staticmethod

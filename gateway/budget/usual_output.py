@@ -16,10 +16,10 @@ from gateway.core.ledger.charging import limits_output
 from gateway.core.ledger.output_limit import USUAL_LEAST
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.usual_output import (
+    LEAST_FLOW_S,
     LEAST_OF_MODEL,
     LEAST_OF_SESSION,
     MAX_LENGTHS,
-    arrived_gradually,
     usual_output,
 )
 from gateway.core.record import CallRecord
@@ -72,13 +72,12 @@ class UsualOutput:
 
         A stream that its budget ended would have been longer, so twice its length is remembered.
         """
-        charge, response = record.charge, state.response
+        charge, seen_at = record.charge, state.budget.output_seen_at
         if charge is None or record.outcome not in _TEACHING or not _is_growing_stream(state):
             return
         is_complete = record.outcome == "ok"
         route, tokens = state.routing.route, charge.usage.output_tokens * (1 if is_complete else 2)
-        flow_s = self._clock() - response.flow_from if response.flow_from is not None else 0.0
-        if not arrived_gradually(response.bytes_sent, response.last_bytes, flow_s):
+        if seen_at is None or self._clock() - seen_at < LEAST_FLOW_S:
             if tokens > USUAL_LEAST:
                 self._in_one_piece.add(route)
             return

@@ -103,6 +103,7 @@ class BudgetState:
         hold: what is reserved; None before that.
         text_tokens: estimated tokens of the call's texts, if they were read for the hold.
         usual_output: the usual output tokens of the call, if it may be reserved for; None if unknown.
+        output_seen_at: monotonic seconds when a check of the hold first found output in a stream.
         caches_long: the call may ask for a cache of an hour or more, which costs more. Only read under a USD budget.
     """
 
@@ -113,6 +114,7 @@ class BudgetState:
     hold: TakenHold | None = None
     text_tokens: int | None = None
     usual_output: int | None = None
+    output_seen_at: float | None = None
     caches_long: bool = False
 
     @property
@@ -257,8 +259,6 @@ class ReceivedResponse:
         is_billed: the provider charges for the call, because it has accepted it.
         is_event_stream: the response is a stream of events.
         bytes_sent: bytes of the response that were passed to the client.
-        flow_from: monotonic seconds when the first part of a stream arrived.
-        last_bytes: bytes that arrived together with the end mark of a stream.
     """
 
     status: int = CLIENT_CLOSED
@@ -269,8 +269,6 @@ class ReceivedResponse:
     is_billed: bool = False
     is_event_stream: bool = False
     bytes_sent: int = 0
-    flow_from: float | None = None
-    last_bytes: int = 0
 
 
 @dataclass(init=False)

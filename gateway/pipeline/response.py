@@ -228,7 +228,8 @@ class ResponseRelay:
                     async for part in self._no_events(state, response, Chained([passage.unread], pieces), reply):
                         yield part
                     return
-                is_blank = is_blank and self._is_blank(state, passage.unread)
+                # Some providers send blank lines until their response begins.
+                is_blank = is_blank and not passage.unread.strip()
                 for events in passage.events_for_task():
                     if events:
                         await self._accounts.deliver(state)
@@ -258,13 +259,6 @@ class ResponseRelay:
                 await pass_pieces(pieces, passage.take_after_end)
         if rest := meter.close():
             yield rest
-
-    def _is_blank(self, state: CallState, piece: bytes) -> bool:
-        """Return whether a piece is blank: some providers send blank lines until their response begins."""
-        if not piece.strip():
-            return True
-        state.response.flow_from = self._clock()
-        return False
 
     @staticmethod
     def _broken_off(state: CallState, meter: StreamMeter, fault: GatewayError) -> bytes:

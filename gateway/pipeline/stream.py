@@ -87,8 +87,6 @@ class StreamPassage:
             self.unread = piece
             return False
         events = self._read(piece)
-        if self.meter.ended:
-            self._response.last_bytes = len(piece)
         # The meter returns an event when it is complete. So a piece can release more bytes than it has itself.
         is_due = self.meter.ended or response.bytes_sent >= lease.free_until
         if is_due or (events and not self.output.write(events)):
@@ -110,14 +108,12 @@ class StreamPassage:
             events, self.unsent = self.unsent, b""
             yield events
         piece, self.unread = self.unread, b""
-        arrived = len(piece)
         while piece:
             size = self._accounts.bytes_at_once(self._state)
             read, piece = (piece, b"") if size is None else (piece[:size], piece[size:])
             self.has_rest = bool(piece)
             events = self._read(read)
             if self.meter.ended:
-                self._response.last_bytes = arrived
                 self.unsent += events
             else:
                 yield events

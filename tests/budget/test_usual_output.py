@@ -52,7 +52,7 @@ class Streams:
 
     async def call(self, session: str, tokens: int, *, one_piece: bool = False, **fields: object) -> str:
         """Make a call whose response has these output tokens; return what the client gets."""
-        pieces = [*[chunk("word ") for _ in range(4)], usage_chunk(10, tokens), DONE]
+        pieces = [*[chunk("word ") for _ in range(30)], usage_chunk(10, tokens), DONE]
         clock = None if one_piece else self.clock
         self.world.upstream.answer = lambda _: Paced(
             headers=SSE, pieces=[b"".join(pieces)] if one_piece else pieces, clock=clock

@@ -20,10 +20,9 @@ LEAST_OF_SESSION: Final = 4
 LEAST_OF_MODEL: Final = 8
 #: This share of the responses was not longer.
 _QUANTILE: Final = 0.9
-#: A provider that sends a response in one piece has sent at least this share of it at the end.
-_LAST_SHARE: Final = 0.5
-#: Seconds from the first to the last part of a response that was not sent in one piece.
-_LEAST_FLOW_S: Final = 0.05
+#: Seconds from the first output that was seen to the end of a stream that arrives while it is made. A proxy may
+#: gather a response and send it all at once. The provider has billed it then, and it cannot be ended in the middle.
+LEAST_FLOW_S: Final = 0.02
 
 
 def usual_output(lengths: Sequence[int], least: int) -> int | None:
@@ -31,16 +30,3 @@ def usual_output(lengths: Sequence[int], least: int) -> int | None:
     if len(lengths) < max(1, least):
         return None
     return sorted(lengths)[ceil(len(lengths) * _QUANTILE) - 1]
-
-
-def arrived_gradually(total_bytes: int, last_bytes: int, seconds: float) -> bool:
-    """Return whether a stream arrived while it was made, so that one like it can be ended in the middle.
-
-    A proxy that collects a response sends all of it at the end, when the provider has billed all of it.
-
-    Args:
-        total_bytes: bytes of the stream.
-        last_bytes: bytes that arrived together with its end.
-        seconds: from its first to its last part.
-    """
-    return seconds >= _LEAST_FLOW_S and last_bytes <= _LAST_SHARE * total_bytes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.ledger.usual_output import MAX_LENGTHS, arrived_gradually, usual_output
+from gateway.core.ledger.usual_output import MAX_LENGTHS, usual_output
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,3 @@ def test_law_usual_output_is_one_of_the_lengths_and_covers_nine_tenths(lengths: 
     usual = usual_output(lengths, 1)
     assert usual in lengths
     assert sum(length <= (usual or 0) for length in lengths) >= 0.9 * len(lengths)
-
-
-@pytest.mark.parametrize(
-    ("total", "last", "seconds", "gradual"),
-    [(1_000, 200, 0.5, True), (1_000, 1_000, 0.5, False), (1_000, 200, 0.01, False), (1_000, 500, 0.05, True)],
-)
-def test_a_stream_that_is_sent_at_its_end_did_not_arrive_gradually(
-    total: int, last: int, seconds: float, *, gradual: bool
-) -> None:
-    assert arrived_gradually(total, last, seconds) is gradual
