@@ -71,6 +71,7 @@ class UsualOutput:
         """Remember the length of a stream without a limit whose hold can grow.
 
         A stream that its budget ended would have been longer, so twice its length is remembered.
+        A stream that ended before the first check of its hold does not show whether it arrived in one piece.
         """
         charge, seen_at = record.charge, state.budget.output_seen_at
         if charge is None or record.outcome not in _TEACHING or not _is_growing_stream(state):
