@@ -10,6 +10,7 @@ from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.budget.reservation import Budgets
 from gateway.budget.settlement import CallSettlement
+from gateway.budget.usual_output import UsualOutput
 from gateway.call.record import RecordBuilder
 from gateway.call.types import Incoming, SessionPolicy
 from gateway.context.planner import Planner
@@ -116,6 +117,7 @@ def assemble(
         settler=settler,
         facts=facts,
         read_body=planner.read,
+        usual=UsualOutput(learner, clock),
         clock=clock,
     )
     settlement = CallSettlement(

@@ -113,6 +113,8 @@ class BudgetState:
         is_holding: the store was asked to reserve something. It may have done so even if its reply was lost.
         hold: what is reserved; None before that.
         text_tokens: estimated tokens of the call's texts, if they were read for the hold.
+        usual_output: the usual output tokens of the call, if it may be reserved for; None if unknown.
+        output_seen_at: monotonic seconds when a check of the hold first found output in a stream.
         caches_long: the call may ask for a cache of an hour or more, which costs more. Only read under a USD budget.
         closing: set if it is the closing call of its session; `pipeline.closing` sets it.
     """
@@ -123,6 +125,8 @@ class BudgetState:
     is_holding: bool = False
     hold: TakenHold | None = None
     text_tokens: int | None = None
+    usual_output: int | None = None
+    output_seen_at: float | None = None
     caches_long: bool = False
     closing: ClosingCall | None = None
 
