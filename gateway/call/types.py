@@ -20,6 +20,7 @@ from gateway.core.modes import ResponseMode, original_of
 from gateway.core.modes.summary import MAX_SUMMARIES, SummaryLimits
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.runaway import Finding
 from gateway.core.steps import Agent, ConditionFacts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
@@ -187,6 +188,7 @@ class RequestReport:
         is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
         is_billed_later: the provider bills the call after this response, and no session sees that usage.
         overhead_s: seconds that the gateway needed before it sent the request.
+        warnings: what runaway protection found.
     """
 
     session: SessionKey | None = None
@@ -196,6 +198,7 @@ class RequestReport:
     is_uncounted: bool = False
     is_billed_later: bool = False
     overhead_s: float = 0.0
+    warnings: tuple[Finding, ...] = ()
 
 
 NOTHING_TO_REPORT: Final = RequestReport()

@@ -17,7 +17,7 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _OURS: Final = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding", "user-agent"})
 _DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
-EventName = Literal["on_usage", "on_finish", "on_step"]
+EventName = Literal["on_usage", "on_finish", "on_step", "on_runaway"]
 
 
 class Webhook(Section):
@@ -28,7 +28,7 @@ class Webhook(Section):
         ("on_finish",),
         min_length=1,
         description="on_finish: a call ended; on_usage: it was charged; on_step: a session changed its step or "
-        "advanced in it.",
+        "advanced in it; on_runaway: an agent reached a limit of runaway protection.",
     )
     secret: SecretStr | None = Field(
         None,
@@ -78,7 +78,7 @@ class Callbacks(Section):
         (),
         max_length=16,
         description="Your own Python classes, as package.module.Class. The gateway calls their methods on_usage, "
-        "on_finish and on_step. Each worker has its own object.",
+        "on_finish, on_step and on_runaway. Each worker has its own object.",
     )
 
     @field_validator("observers")

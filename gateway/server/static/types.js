@@ -64,6 +64,7 @@
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
  * @property {Record<string, Step>} [steps] by agent
+ * @property {string | null} [last_stop] limit of runaway protection for which calls were refused last
  */
 
 /**
