@@ -10,7 +10,7 @@ to every text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -33,9 +33,15 @@ TURNS_BYTES: Final = 2048
 _NAME: Final = 64
 _NAMES: Final = 4
 _NO_RUNS: Final = (0,) * MAX_PERIOD
+#: a number of turns that no conversation has
+_FAR: Final = 2**40
 _PERIODS: Final = range(MAX_PERIOD)
-#: messages of a turn: the calls and the results
-_MESSAGES: Final = 2
+_HASH_BYTES: Final = 8
+_HASH_MASK: Final = 2 ** (8 * _HASH_BYTES) - 1
+#: bytes of the hashes that stay when another one is added
+_OTHER_BYTES: Final = _HASH_BYTES * (RECENT - 1)
+#: messages of a turn, at least: the calls and the results
+TURN_MESSAGES: Final = 2
 
 
 class Turns(NamedTuple):
@@ -45,7 +51,7 @@ class Turns(NamedTuple):
 
     Attributes:
         number: how many turns.
-        recent: hashes of the newest turns, newest last.
+        recent: hashes of the newest turns, newest last, 8 bytes each. In bytes, one of them is found fastest.
         tools: the called tools of the newest turns, newest last.
         runs: for each period, how many of the newest turns in a row equal the turn one period before.
         known: how many of the newest turns in a row equal one of the `RECENT` turns before.
@@ -54,12 +60,12 @@ class Turns(NamedTuple):
         calls: the hash of the calls of the turn that is not closed yet; 0 if there is none.
         results: the hash of its results; 0 without results.
         called: the tools that it calls.
-        reply: the hash of the model's newest text since the last user message; 0 without one.
+        reply: the hash of the model's text, if it called no tool after it; else 0.
         has_calls: the model called tools since the last user message.
     """
 
     number: int = 0
-    recent: tuple[int, ...] = ()
+    recent: bytes = b""
     tools: tuple[tuple[str, ...], ...] = ()
     runs: tuple[int, ...] = _NO_RUNS
     known: int = 0
@@ -90,23 +96,24 @@ class TurnReader:
         """Read a user message."""
         self.close()
         words = hash(text)
-        pair = hash((self.reply, words)) if self.reply and not self.has_calls else 0
-        if pair and words == self.words:
-            self._append(pair, ())
+        pair = hash((self.reply, words)) if self.reply else 0
+        if pair and words == self.words and not self.has_calls:
+            self._append(_as_bytes(pair), ())
         else:
             # The pair may turn out to be the first of a loop.
-            self.number, self.recent, self.tools, self.runs, self.known = 0, (pair,) if pair else (), (), _NO_RUNS, 0
+            self.number, self.recent, self.tools = 0, _as_bytes(pair) if pair else b"", ()
+            self.runs, self.known = _NO_RUNS, 0
         self.work, self.words, self.reply, self.has_calls = digest((self.work or b"") + text), words, 0, False
 
     def text(self, text: bytes) -> None:
         """Read a text of the model."""
         self.reply = hash(text)
 
-    def call(self, tool: str, arguments: bytes) -> None:
+    def call(self, tool: str, arguments: Hashable) -> None:
         """Read a tool call of the model."""
         if self.results:
             self.close()
-        self.calls, self.has_calls = hash((self.calls, tool, arguments)), True
+        self.calls, self.has_calls, self.reply = hash((self.calls, tool, arguments)), True, 0
         if len(self.called) < _NAMES:
             self.called = (*self.called, tool[:_NAME])
 
@@ -118,18 +125,18 @@ class TurnReader:
     def close(self) -> None:
         """Close the open turn if it has results."""
         if self.results:
-            self._append(hash((self.calls, self.results)), self.called)
+            self._append(_as_bytes(hash((self.calls, self.results))), self.called)
         self.calls, self.results, self.called = 0, 0, ()
 
-    def _append(self, turn: int, tools: tuple[str, ...]) -> None:
-        recent, runs = self.recent, self.runs
-        if turn in recent:
-            size = len(recent)
-            self.runs = tuple([runs[p] + 1 if p < size and recent[-1 - p] == turn else 0 for p in _PERIODS])
+    def _append(self, turn: bytes, tools: tuple[str, ...]) -> None:
+        recent = self.recent
+        if turn in recent and (places := _places(recent, turn)):
+            end = len(recent)
+            self.runs = tuple([self.runs[p] + 1 if end - _HASH_BYTES * (p + 1) in places else 0 for p in _PERIODS])
             self.known += 1
         else:
             self.runs, self.known = _NO_RUNS, 0
-        self.recent = (*recent[1 - RECENT :], turn)
+        self.recent = recent[-_OTHER_BYTES:] + turn
         self.tools = (*self.tools[1 - MAX_PERIOD :], tools)
         self.number += 1
 
@@ -140,6 +147,15 @@ class TurnReader:
             self.number, self.recent, self.tools, self.runs, self.known, self.work, self.words,
             self.calls, self.results, self.called, self.reply, self.has_calls,
         )  # fmt: skip
+
+
+def _as_bytes(turn: int) -> bytes:
+    return (turn & _HASH_MASK).to_bytes(_HASH_BYTES, "little")
+
+
+def _places(recent: bytes, turn: bytes) -> list[int]:
+    """Return where the hash of a turn is among the hashes of others."""
+    return [place for place in range(0, len(recent), _HASH_BYTES) if recent.startswith(turn, place)]
 
 
 class Thresholds(NamedTuple):
@@ -180,7 +196,7 @@ class RunawayPolicy:
         limits = [limit for rule in (self.loop, self.no_progress, self.turns) for limit in rule if limit is not None]
         if self.has_clock:
             return 0
-        return _MESSAGES * int(min(limits)) if limits else None
+        return TURN_MESSAGES * int(min(limits)) if limits else None
 
     def step_seconds(self, most: float | None) -> Thresholds:
         """Return the thresholds of a step that may last `most` seconds."""
@@ -220,6 +236,48 @@ class WorkState:
         if self.stopped is None:
             return self
         return WorkState(now, self.step, now, lifted=self.turns)
+
+
+class ReadTurns(NamedTuple):
+    """The turns in the first messages of a conversation, and when to read on.
+
+    Attributes:
+        turns: the turns, with the last one open.
+        size: the number of these messages.
+        next_at: the number of messages of a request in which a rule can find something. Shorter ones are not read.
+        policy: the settings for which that is so.
+    """
+
+    turns: Turns
+    size: int
+    next_at: int
+    policy: RunawayPolicy
+
+
+class LowestLimits(NamedTuple):
+    """The lower threshold of each rule, see `RunawayPolicy`."""
+
+    loop: int
+    no_progress: int
+    turns: int
+
+
+def lowest_limits(policy: RunawayPolicy) -> LowestLimits:
+    """Return the lower threshold of each rule; one that no conversation reaches if the rule is off."""
+    return LowestLimits(
+        *[
+            int(min([limit for limit in rule if limit is not None], default=_FAR))
+            for rule in (policy.loop, policy.no_progress, policy.turns)
+        ]
+    )
+
+
+def turns_until_alarm(turns: TurnReader, lowest: LowestLimits) -> int:
+    """Return the fewest turns that must follow before a rule can find something; 0 or less if one may find it now."""
+    soonest = min(lowest.turns - turns.number, lowest.no_progress - turns.known)
+    if not turns.known:
+        return min(soonest, lowest.loop - 1)
+    return min(soonest, *[(lowest.loop - 1) * period - run for period, run in enumerate(turns.runs, 1)])
 
 
 Works = Mapping[str, WorkState]
@@ -293,7 +351,7 @@ _TEXTS: Final[Mapping[Kind, Callable[[Finding], str]]] = {
 }
 
 
-def findings(turns: Turns, policy: RunawayPolicy, lifted: int = 0) -> Iterator[Finding]:
+def findings(turns: TurnReader, policy: RunawayPolicy, lifted: int = 0) -> Iterator[Finding]:
     """Yield what the rules find in the turns of a request; the last turn must be closed.
 
     `lifted`: the number of first turns that do not count.
@@ -305,7 +363,7 @@ def findings(turns: Turns, policy: RunawayPolicy, lifted: int = 0) -> Iterator[F
     yield from _reached("turns", policy.turns, turns.number - lifted)
 
 
-def _loops(turns: Turns, limits: Thresholds, lifted: int) -> Iterator[Finding]:
+def _loops(turns: TurnReader, limits: Thresholds, lifted: int) -> Iterator[Finding]:
     """Yield the loop that was repeated most often, if that is often enough."""
     # The pair before the first turn also counts, see `TurnReader.user`.
     most = turns.number - lifted if lifted else turns.number + 1

@@ -20,11 +20,10 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
-from gateway.core.runaway import NO_TURNS, TurnReader, Turns
+from gateway.core.runaway import ReadTurns
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join, without_escapes, write_fields
-from gateway.dialects.turns import closed, read_turns
 
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: Limit of messages. No provider accepts as many, and counting each of them would take too long.
@@ -133,35 +132,14 @@ class Contents:
             bounds += [prefix_length + start, prefix_length + stop]
         return (*known, *bounds)
 
-    @cached_property
-    def turns_before_last(self) -> Turns:
-        """Return the turns in all messages but the last. Only what follows a prefix with known turns is read."""
-        start = self.cached_prefix
-        if start is not None and start.turns is not None:
-            return read_turns(self.wire, self.new_messages[:-1], start.turns)
-        messages = self.messages or ()
-        return read_turns(self.wire, messages[: len(messages) - len(self.new_messages[-1:])])
-
     @property
-    def known_turns(self) -> Turns | None:
-        """Return `turns_before_last` if it was read, else None."""
-        return self.__dict__.get("turns_before_last")
+    def turns(self) -> ReadTurns | None:
+        """Return what `keep_turns` kept; None if the turns in these messages were not read."""
+        return self.__dict__.get("_turns")
 
-    @property
-    def turns(self) -> Turns:
-        """Return the turns in all messages, with the last one closed."""
-        if self.array is None:
-            reader = TurnReader(NO_TURNS)
-            reader.user(self.fields[ITEMS[self.wire]])
-            return reader.turns
-        return closed(read_turns(self.wire, self.new_messages[-1:], self.turns_before_last))
-
-    @property
-    def unread_bytes(self) -> int:
-        """Return the bytes that `turns` reads."""
-        start = self.cached_prefix
-        known = start is not None and start.turns is not None
-        return sum(map(len, self.new_messages)) if known else len(self.array or b"")
+    def keep_turns(self, turns: ReadTurns) -> None:
+        """Keep the turns that were read, for the prefix that is cached of these messages."""
+        self.__dict__["_turns"] = turns
 
     @property
     def size(self) -> int:

@@ -1,12 +1,13 @@
 """Read the turns of an agent from the messages of a request: calls, results and user messages.
 
-Only what decides whether two turns are equal is decoded. Texts are compared as they are written in JSON.
+Only what decides whether two turns are equal is decoded, and all messages at once: with one call for each message, most
+of the time would pass between the calls. Texts are compared as they are written in JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -16,61 +17,65 @@ from gateway.dialects.fields import UNREADABLE
 
 Raw = msgspec.Raw
 _ABSENT: Final = Raw(b"")
-#: how the texts begin that Claude Code adds to user messages by itself
-_REMINDER: Final = b'"<system-reminder>'
-_QUOTE: Final = b'"'
-#: Longer arguments are compared as they are written. Shorter ones are compared as values, regardless of the order of
-#: their keys.
-_NORMALIZED: Final = 2048
+#: how texts begin that Claude Code adds to user messages by itself
+_REMINDER: Final = "<system-reminder>"
+_RAW_REMINDER: Final = b'"<system-reminder>'
+_LIST: Final = b"["
+#: Bytes of arguments that are compared as values, regardless of the order of their keys. Longer ones are compared as
+#: they are written, and so are those with a single key.
+_NORMALIZED: Final = 4096
+_KEY_END: Final = b'":'
+_TWO: Final = 2
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str = ""
-    arguments: Raw = _ABSENT
+    arguments: Any = None
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     function: _Function | None = None
-    custom: Raw = _ABSENT
+    custom: Any = None
     type: str = ""
 
 
-class _ChatMessage(msgspec.Struct):
+class _ChatMessage(msgspec.Struct, gc=False):
     role: str = ""
     content: Raw = _ABSENT
     tool_calls: list[_ToolCall] | None = None
     function_call: _Function | None = None
 
 
-class _Block(msgspec.Struct):
+class _Block(msgspec.Struct, gc=False):
     type: str = ""
-    text: Raw = _ABSENT
+    text: str = ""
     name: str = ""
     input: Raw = _ABSENT
     content: Raw = _ABSENT
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     role: str = ""
-    content: Raw = _ABSENT
+    content: str | list[_Block] = ""
 
 
-class _Item(msgspec.Struct):
+class _Part(msgspec.Struct, gc=False):
+    text: Raw = _ABSENT
+
+
+class _Item(msgspec.Struct, gc=False):
     type: str = "message"
     role: str = ""
     content: Raw = _ABSENT
     name: str = ""
-    arguments: Raw = _ABSENT
-    input: Raw = _ABSENT
-    action: Raw = _ABSENT
-    operation: Raw = _ABSENT
+    arguments: Any = None
+    input: Any = None
+    action: Any = None
+    operation: Any = None
     output: Raw = _ABSENT
 
 
-_CHAT: Final = msgspec.json.Decoder(_ChatMessage)
-_MESSAGES: Final = msgspec.json.Decoder(_Message)
-_ITEMS: Final = msgspec.json.Decoder(_Item)
-_BLOCKS: Final = msgspec.json.Decoder(list[_Block])
+_PARTS: Final = msgspec.json.Decoder(list[_Part])
 _ANY: Final = msgspec.json.Decoder()
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 #: calls of the Responses API that the client answers
@@ -80,84 +85,94 @@ _CALLS: Final = frozenset(
         *("apply_patch_call", "tool_search_call"),
     }
 )
+_RESULT_ROLES: Final = frozenset({"tool", "function"})
 _OUTPUTS: Final = frozenset({*(f"{call}_output" for call in _CALLS), "tool_search_output"})
 
 
-def read_turns(wire: Wire, messages: Iterable[bytes], before: Turns = NO_TURNS) -> Turns:
-    """Return the turns after these messages, which follow those of `before`. A message that is unreadable is skipped.
+def read_turns(wire: Wire, array: bytes, before: Turns = NO_TURNS) -> tuple[Turns, TurnReader]:
+    """Return the turns before the last message of an array, and those after it.
 
-    The last turn stays open, see `closed`.
+    The turns before the last message can be continued: the client may still change that message. Those after it end
+    with a closed turn. A message that cannot be read is skipped.
+
+    Args:
+        wire: the format.
+        array: the messages as a JSON array.
+        before: the turns that the messages follow.
     """
+    decoder, read = _READERS[wire]
+    try:
+        messages = decoder.decode(array)
+    except UNREADABLE:
+        messages = list(_readable(decoder, array))
     reader = TurnReader(before)
-    read = _READERS.get(wire)
-    for raw in messages if read is not None else ():
-        try:
-            read(raw, reader)  # type: ignore[misc]
-        except UNREADABLE:
-            continue
-    return reader.turns
-
-
-def closed(turns: Turns) -> Turns:
-    """Return the turns with the last one closed, as at the end of a request."""
-    if not turns.results:
-        return turns
-    reader = TurnReader(turns)
+    for message in messages[:-1]:
+        read(message, reader)
+    open_turns = reader.turns
+    for message in messages[-1:]:
+        read(message, reader)
     reader.close()
-    return reader.turns
+    return open_turns, reader
 
 
-def _read_chat(raw: bytes, reader: TurnReader) -> None:
-    message = _CHAT.decode(raw)
+def _readable(decoder: msgspec.json.Decoder[list[Any]], array: bytes) -> Iterable[Any]:
+    """Yield the messages that can be read, and the others as messages without a meaning."""
+    for raw in _RAWS.decode(array):
+        try:
+            yield decoder.decode(b"[%b]" % raw)[0]
+        except UNREADABLE:
+            yield _NOTHING
+
+
+def _read_chat(message: Any, reader: TurnReader) -> None:
     role = message.role
-    if role in ("tool", "function"):
+    if role in _RESULT_ROLES:
         reader.result(_text(message.content))
     elif role == "assistant":
         for call in message.tool_calls or ():
-            _read_function(call.function or _Function(call.type, call.custom), reader)
+            function = call.function
+            if function is not None:
+                reader.call(function.name, _normalized_value(function.arguments))
+            else:
+                reader.call(call.type, _normalized_value(call.custom))
         if message.function_call is not None:
-            _read_function(message.function_call, reader)
+            reader.call(message.function_call.name, _normalized_value(message.function_call.arguments))
         elif not message.tool_calls:
             reader.text(_text(message.content))
     elif role == "user":
         _read_user(_text(message.content), reader)
 
 
-def _read_function(function: _Function, reader: TurnReader) -> None:
-    reader.call(function.name, _normalized_text(bytes(function.arguments)))
+def _read_message(message: Any, reader: TurnReader) -> None:
+    content = message.content
+    blocks = (_Block("text", content),) if isinstance(content, str) else content
+    if message.role == "user":
+        _read_blocks_of_user(blocks, reader)
+    elif message.role == "assistant":
+        texts = [block.text for block in blocks if block.type == "text"]
+        if texts:
+            reader.text(_encoded(texts))
+        for block in blocks:
+            if block.type == "tool_use":
+                reader.call(block.name, _normalized(bytes(block.input)))
 
 
-def _read_message(raw: bytes, reader: TurnReader) -> None:
-    message = _MESSAGES.decode(raw)
-    content, is_user = bytes(message.content), message.role == "user"
-    if not is_user and message.role != "assistant":
-        return
-    if not content.startswith(b"["):
-        _read_user(content, reader) if is_user else reader.text(content)
-        return
-    words = []
-    for block in _BLOCKS.decode(content):
-        kind = block.type
-        if kind == "tool_result":
+def _read_blocks_of_user(blocks: Sequence[_Block], reader: TurnReader) -> None:
+    texts = []
+    for block in blocks:
+        if block.type == "tool_result":
             reader.result(_text(block.content))
-        elif kind == "tool_use":
-            reader.call(block.name, _normalized(bytes(block.input)))
-        elif is_user or kind == "text":
-            text = bytes(block.text)
-            if not text.startswith(_REMINDER):
-                words.append(text)
-    if words and is_user:
-        reader.user(b"".join(words))
-    elif words:
-        reader.text(b"".join(words))
+        elif not block.text.startswith(_REMINDER):
+            texts.append(block.text)
+    if texts:
+        reader.user(_encoded(texts))
 
 
-def _read_item(raw: bytes, reader: TurnReader) -> None:
-    item = _ITEMS.decode(raw)
+def _read_item(item: Any, reader: TurnReader) -> None:
     kind = item.type
     if kind in _CALLS:
-        arguments = next((given for given in (item.arguments, item.input, item.action, item.operation) if given), b"")
-        reader.call(item.name or kind, _normalized_text(bytes(arguments)))
+        values = (item.arguments, item.input, item.action, item.operation)
+        reader.call(item.name or kind, _normalized_value(next((one for one in values if one is not None), None)))
     elif kind in _OUTPUTS:
         reader.result(_text(item.output))
     elif kind == "message" and item.role == "user":
@@ -167,8 +182,12 @@ def _read_item(raw: bytes, reader: TurnReader) -> None:
 
 
 def _read_user(text: bytes, reader: TurnReader) -> None:
-    if not text.startswith(_REMINDER):
+    if not text.startswith(_RAW_REMINDER):
         reader.user(text)
+
+
+def _encoded(texts: Sequence[str]) -> bytes:
+    return "\n".join(texts).encode("utf-8", "surrogatepass")
 
 
 def _text(content: Raw) -> bytes:
@@ -177,37 +196,37 @@ def _text(content: Raw) -> bytes:
     Clients write a text as a list while it has a cache mark, and later as a string.
     """
     raw = bytes(content)
-    if not raw.startswith(b"[") or raw.count(b'"text"', 0, 256) == 0:
+    if not raw.startswith(_LIST):
         return raw
     try:
-        blocks = _BLOCKS.decode(raw)
+        parts = _PARTS.decode(raw)
     except UNREADABLE:
         return raw
-    return bytes(blocks[0].text) if len(blocks) == 1 and blocks[0].text else raw
+    return bytes(parts[0].text) or raw if len(parts) == 1 else raw
 
 
-def _normalized_text(raw: bytes) -> bytes:
-    """Return arguments in a comparable form; those in a string are JSON within JSON."""
-    if len(raw) > _NORMALIZED or not raw.startswith(_QUOTE):
-        return _normalized(raw)
-    try:
-        return _normalized(_ANY.decode(raw).encode("utf-8", "surrogatepass"))
-    except UNREADABLE:
-        return raw
-
-
-def _normalized(raw: bytes) -> bytes:
-    """Return arguments in a comparable form: compact JSON with sorted keys, if they are short."""
-    if len(raw) > _NORMALIZED or not raw.startswith(b"{"):
+def _normalized(arguments: str | bytes) -> str | bytes:
+    """Return arguments in a comparable form: compact JSON with sorted keys if there is more than one key."""
+    if len(arguments) > _NORMALIZED:
+        return arguments
+    raw = arguments.encode("utf-8", "surrogatepass") if isinstance(arguments, str) else arguments
+    if raw.count(_KEY_END) < _TWO:
         return raw
     try:
         return _SORTED.encode(_ANY.decode(raw))
-    except (*UNREADABLE, ValueError):
+    except UNREADABLE:
         return raw
 
 
-_READERS: Final[Mapping[Wire, Callable[[bytes, TurnReader], None]]] = {
-    "chat": _read_chat,
-    "messages": _read_message,
-    "responses": _read_item,
+def _normalized_value(value: Any) -> str | bytes:
+    """Return arguments in a comparable form that some APIs send as a text, and others as a value."""
+    return _normalized(value if isinstance(value, str) else _SORTED.encode(value))
+
+
+_RAWS: Final = msgspec.json.Decoder(list[Raw])
+_NOTHING: Final = _Item(type="")
+_READERS: Final[Mapping[Wire, tuple[msgspec.json.Decoder[list[Any]], Callable[[Any, TurnReader], None]]]] = {
+    "chat": (msgspec.json.Decoder(list[_ChatMessage]), _read_chat),
+    "messages": (msgspec.json.Decoder(list[_Message]), _read_message),
+    "responses": (msgspec.json.Decoder(list[_Item]), _read_item),
 }

@@ -14,17 +14,23 @@ from typing import Final
 from gateway.call.observers import notify
 from gateway.call.state import CallState
 from gateway.context.planner import Planner
+from gateway.core.counting.request import ITEMS
 from gateway.core.errors import SessionStopped, StoreUnavailable
 from gateway.core.ports import Observer, Sessions
 from gateway.core.runaway import (
+    NO_TURNS,
+    TURN_MESSAGES,
     Finding,
+    ReadTurns,
     RunawayAlert,
     RunawayPolicy,
-    Turns,
+    TurnReader,
     WorkState,
     finding_json,
     findings,
+    lowest_limits,
     overtime,
+    turns_until_alarm,
 )
 from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
@@ -32,11 +38,13 @@ from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents
 from gateway.dialects.server_state import continued_from
+from gateway.dialects.turns import read_turns
 
 #: Bytes of messages that are read in the event loop. Reading more would block other calls.
 _INLINE_BYTES: Final = 64 * 1024
 #: digits of the name of a work in the store
 _NAME_DIGITS: Final = 16
+_BETWEEN: Final = b", \t\r\n"
 _NOT_REFUSED: Final = "not refused, because the store is unavailable: the session may have been resumed"
 
 
@@ -54,6 +62,8 @@ class RunawayGuard:
     ) -> None:
         self._policy = policy
         self._least = policy.least_messages
+        self._lowest = lowest_limits(policy)
+        self._has_clock = policy.has_clock
         self._store = store
         self._planner = planner
         self._listeners = [observer.warned for observer in observers if type(observer).warned is not Observer.warned]
@@ -74,25 +84,43 @@ class RunawayGuard:
             return
         # A huge body is read again when it is planned: many may wait for that, and would use too much memory.
         state.steps.contents = None if self._planner.is_huge(call) else contents
-        if contents.size < least:
+        turns = await self._turns(contents) if contents.size >= least else None
+        if turns is None:
             return
-        turns = await self._turns(contents)
         name = self._name(state, call, turns)
         work = state.context.remembered.state.works.get(name)
-        if self._policy.has_clock:
+        if self._has_clock:
             work = await self._with_clock(state, name, work)
         found = self._findings(state, turns, work)
         if found and not asks_for_compaction(call.fields, wire):
             await self._act(state, found, turns, (name, work))
 
-    @staticmethod
-    async def _turns(contents: Contents) -> Turns:
-        if contents.unread_bytes <= _INLINE_BYTES:
-            return contents.turns
-        return await asyncio.to_thread(lambda: contents.turns)
+    async def _turns(self, contents: Contents) -> TurnReader | None:
+        """Return the turns in a request, or None if no rule can find something in them.
+
+        Most calls read nothing: while the last turn was new, it takes some more turns to a threshold.
+        """
+        start, size = contents.cached_prefix, contents.size
+        known = start.turns if start is not None else None
+        if known is None:
+            first, before = 0, NO_TURNS
+        elif known.policy is self._policy and size < known.next_at:
+            contents.keep_turns(known)
+            return None
+        else:
+            first, before = known.size, known.turns
+        array = _array_from(contents, first)
+        if len(array) <= _INLINE_BYTES:
+            open_turns, turns = read_turns(contents.wire, array, before)
+        else:
+            open_turns, turns = await asyncio.to_thread(read_turns, contents.wire, array, before)
+        missing = 0 if self._has_clock else turns_until_alarm(turns, self._lowest)
+        next_at = size + TURN_MESSAGES * missing
+        contents.keep_turns(ReadTurns(open_turns, max(first, size - 1), next_at, self._policy))
+        return turns if missing <= 0 else None
 
     @staticmethod
-    def _name(state: CallState, call: Call, turns: Turns) -> str:
+    def _name(state: CallState, call: Call, turns: TurnReader) -> str:
         """Return the name of the work in the session's state.
 
         A request that continues a response at the provider may not have the user message: it continues the newest work.
@@ -115,16 +143,16 @@ class RunawayGuard:
             await self._remember(state, name, begun)
         return begun
 
-    def _findings(self, state: CallState, turns: Turns, work: WorkState | None) -> list[Finding]:
+    def _findings(self, state: CallState, turns: TurnReader, work: WorkState | None) -> list[Finding]:
         found = list(findings(turns, self._policy, work.lifted if work is not None else 0))
-        if work is not None and self._policy.has_clock:
+        if work is not None and self._has_clock:
             step = state.steps.step
             limit = step.max_seconds if step is not None else None
             found += overtime(work, self._policy, limit, self._clocks.wall())
         return found
 
     async def _act(
-        self, state: CallState, found: list[Finding], turns: Turns, known: tuple[str, WorkState | None]
+        self, state: CallState, found: list[Finding], turns: TurnReader, known: tuple[str, WorkState | None]
     ) -> None:
         """Note what was found, remember it, notify the observers, and refuse the call if a limit is reached.
 
@@ -163,8 +191,21 @@ class RunawayGuard:
             state.notes["runaway_state"] = "not stored: the store is unavailable"
 
 
+def _array_from(contents: Contents, first: int) -> bytes:
+    """Return the messages from this one on as an array. A text instead of messages is one user message."""
+    if contents.array is None:
+        return b'[{"role":"user","content":%b}]' % contents.fields[ITEMS[contents.wire]]
+    start = contents.cached_prefix
+    if start is None:
+        return contents.rest
+    # The cached text ends after a message, and the rest begins with a comma if there is more.
+    known = start.text[start.bounds[2 * first] :] if first < len(start.keys) else b""
+    rest = contents.rest if known else contents.rest.lstrip(_BETWEEN)
+    return b"[%b%b" % (known, rest)
+
+
 def _after(
-    work: WorkState | None, found: Sequence[Finding], stop: Finding | None, turns: Turns, now: float
+    work: WorkState | None, found: Sequence[Finding], stop: Finding | None, turns: TurnReader, now: float
 ) -> WorkState | None:
     """Return the state of a work after these findings; None if there is nothing to remember."""
     seconds = [one.kind for one in found if one.kind in ("seconds", "step_seconds") and one.is_first]

@@ -14,7 +14,7 @@ from typing import Final, cast
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.sums import MessageSums
-from gateway.core.runaway import TURNS_BYTES, Turns
+from gateway.core.runaway import TURNS_BYTES, ReadTurns
 from gateway.core.values import dataclass
 
 #: Minimum length of a cached text in bytes. Counting a shorter one takes less time than finding it.
@@ -43,7 +43,7 @@ class CachedPrefix:
         sums: the sums of the messages.
         `server_references`: the names by which the messages refer to content that only the provider has
             (`dialects/server_state.py`).
-        turns: the turns in the messages; None if nothing reads them.
+        turns: the turns in the messages, or in the first of them; None if nothing reads them.
     """
 
     text: bytes
@@ -52,7 +52,7 @@ class CachedPrefix:
     kind: Hashable
     sums: MessageSums
     server_references: frozenset[str] = frozenset()
-    turns: Turns | None = None
+    turns: ReadTurns | None = None
 
     @property
     def messages(self) -> tuple[bytes, ...]:
