@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, get_args
+from zlib import crc32
 
-from gateway.core.conversation.message import digest
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.values import dataclass
 
@@ -55,7 +55,7 @@ class Turns(NamedTuple):
         tools: the called tools of the newest turns, newest last.
         runs: for each period, how many of the newest turns in a row equal the turn one period before.
         known: how many of the newest turns in a row equal one of the `RECENT` turns before.
-        work: a hash of all user messages so far, which names the current work; None without a user message.
+        work: a checksum of all user messages so far, which names the current work; 0 without a user message.
         words: the hash of the last user message.
         calls: the hash of the calls of the turn that is not closed yet; 0 if there is none.
         results: the hash of its results; 0 without results.
@@ -69,7 +69,7 @@ class Turns(NamedTuple):
     tools: tuple[tuple[str, ...], ...] = ()
     runs: tuple[int, ...] = _NO_RUNS
     known: int = 0
-    work: bytes | None = None
+    work: int = 0
     words: int = 0
     calls: int = 0
     results: int = 0
@@ -103,7 +103,7 @@ class TurnReader:
             # The pair may turn out to be the first of a loop.
             self.number, self.recent, self.tools = 0, _as_bytes(pair) if pair else b"", ()
             self.runs, self.known = _NO_RUNS, 0
-        self.work, self.words, self.reply, self.has_calls = digest((self.work or b"") + text), words, 0, False
+        self.work, self.words, self.reply, self.has_calls = crc32(text, self.work), words, 0, False
 
     def text(self, text: bytes) -> None:
         """Read a text of the model."""

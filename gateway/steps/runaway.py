@@ -42,8 +42,6 @@ from gateway.dialects.turns import read_turns
 
 #: Bytes of messages that are read in the event loop. Reading more would block other calls.
 _INLINE_BYTES: Final = 64 * 1024
-#: digits of the name of a work in the store
-_NAME_DIGITS: Final = 16
 _BETWEEN: Final = b", \t\r\n"
 _NOT_REFUSED: Final = "not refused, because the store is unavailable: the session may have been resumed"
 
@@ -125,8 +123,8 @@ class RunawayGuard:
 
         A request that continues a response at the provider may not have the user message: it continues the newest work.
         """
-        if turns.work is not None:
-            return turns.work.hex()[:_NAME_DIGITS]
+        if turns.work:
+            return f"{turns.work:08x}"
         works = state.context.remembered.state.works
         if works and continued_from(call.fields, state.incoming.endpoint.wire):
             return next(reversed(list(works)))
