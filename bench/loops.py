@@ -7,8 +7,8 @@ thresholds:
 
 - Which of the recorded conversations raise an alarm? Each is printed. A person has to judge whether it really repeats
   itself. `REAL` lists those that do. Every other alarm is false.
-- Are planted loops found, at exactly the turn that reaches the threshold? Each kind is planted at several places of
-  each conversation. So are turns that only look like a loop, such as a status check whose result changes.
+- Are planted loops found, at exactly the round that reaches the threshold? Each kind is planted at several places of
+  each conversation. So are rounds that only look like a loop, such as a status check whose result changes.
 - What does a call cost? Each recorded request is sent through a pipeline without network. The CPU time of the check
   alone is measured; the messages are read by the rest of the call anyway.
 
@@ -41,10 +41,10 @@ from gateway.call.state import CallState
 from gateway.call.types import Caller, Incoming
 from gateway.config.policies import runaway_policy
 from gateway.core.counting.measure import Wire
-from gateway.core.runaway import NO_TURNS, Finding, findings
+from gateway.core.runaway import NO_ROUNDS, Finding, findings
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call
-from gateway.dialects.turns import read_turns
+from gateway.dialects.rounds import read_rounds
 from gateway.pipeline.exchange import Gateway
 
 Json = dict[str, Any]
@@ -59,7 +59,7 @@ BAR_US = 10.0
 POLICY = runaway_policy(config.Settings())
 LOOP = int(POLICY.loop.warn or 0)
 STALE = int(POLICY.no_progress.warn or 0)
-MOST = int(POLICY.turns.warn or 0)
+MOST = int(POLICY.rounds.warn or 0)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def in_format(wire: Wire, messages: Sequence[Json]) -> list[Json]:
 def alarms(wire: Wire, messages: Sequence[Json]) -> Iterator[tuple[int, Finding]]:
     """Yield each finding with the number of its request."""
     elements = in_format(wire, messages)
-    raws, turns, read = [json.dumps(element).encode() for element in elements], NO_TURNS, 0
+    raws, rounds, read = [json.dumps(element).encode() for element in elements], NO_ROUNDS, 0
     for number, end in enumerate(requests_of(elements)):
-        turns, after = read_turns(wire, b"[%b]" % b",".join(raws[read:end]), turns)
+        rounds, after = read_rounds(wire, b"[%b]" % b",".join(raws[read:end]), rounds)
         read = end - 1
         for found in findings(after, POLICY):
             yield number, found
@@ -115,8 +115,8 @@ def alarms(wire: Wire, messages: Sequence[Json]) -> Iterator[tuple[int, Finding]
 _IDS = count(1)
 
 
-def turn(*calls: tuple[str, Json, str]) -> list[Json]:
-    """Return the messages of a turn with these calls: name, arguments, result. Each has another id."""
+def calls_of(*calls: tuple[str, Json, str]) -> list[Json]:
+    """Return the messages of a round with these calls: name, arguments, result. Each has another id."""
     ids = [f"planted_{next(_IDS)}" for _ in calls]
     made = [
         {"id": one, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
@@ -129,9 +129,9 @@ def turn(*calls: tuple[str, Json, str]) -> list[Json]:
 
 
 def step(letter: str, number: int = 0) -> list[Json]:
-    """Return a turn by its letter. Every second one writes its arguments in another order."""
+    """Return a round by its letter. Every second one writes its arguments in another order."""
     given = {"path": f"{letter}.py", "line": 7}
-    return turn(("view", given if number % 2 else dict(reversed(given.items())), f"content of {letter} " * 20))
+    return calls_of(("view", given if number % 2 else dict(reversed(given.items())), f"content of {letter} " * 20))
 
 
 def cycle(letters: str, times: int) -> list[list[Json]]:
@@ -139,7 +139,7 @@ def cycle(letters: str, times: int) -> list[list[Json]]:
 
 
 def parallel(times: int) -> list[list[Json]]:
-    return [turn(("view", {"path": "a"}, "text of a"), ("grep", {"text": "x"}, "")) for _ in range(times)]
+    return [calls_of(("view", {"path": "a"}, "text of a"), ("grep", {"text": "x"}, "")) for _ in range(times)]
 
 
 def exchanges(times: int) -> list[list[Json]]:
@@ -148,7 +148,7 @@ def exchanges(times: int) -> list[list[Json]]:
 
 
 def wandering(known: int) -> list[list[Json]]:
-    """Return four turns, and then `known` of them in an order without a period."""
+    """Return four rounds, and then `known` of them in an order without a period."""
     draw = random.Random(5)
     letters, before = "wxyz", ""
     order = list(letters)
@@ -162,17 +162,20 @@ def polling(times: int) -> list[list[Json]]:
     return [
         one
         for number in range(times)
-        for one in (turn(("bash", {"command": "sleep 30"}, "")), turn(("bash", {"command": "status"}, f"{number} %")))
+        for one in (
+            calls_of(("bash", {"command": "sleep 30"}, "")),
+            calls_of(("bash", {"command": "status"}, f"{number} %")),
+        )
     ]
 
 
 @dataclass(frozen=True)
 class Plant:
-    """Turns to plant. `kind`: what must be found at the last of them, and not before; None: nothing may be found."""
+    """Rounds to plant. `kind`: what must be found at the last of them, and not before; None: nothing may be found."""
 
     name: str
     kind: str | None
-    turns: Callable[[], list[list[Json]]]
+    rounds: Callable[[], list[list[Json]]]
 
 
 PLANTS = (
@@ -183,12 +186,12 @@ PLANTS = (
     Plant("A-B-C", "no_progress", lambda: cycle("abc", 5)[: STALE + 3]),
     Plant("A-B-C-D-E-F", "no_progress", lambda: cycle("abcdef", 5)[: STALE + 6]),
     Plant("cycle of 20", "no_progress", lambda: cycle("abcdefghijklmnopqrst", 2)[: STALE + 20]),
-    Plant("known turns in any order", "no_progress", lambda: wandering(STALE)),
-    Plant("new results without end", "turns", lambda: [step(f"new{number}") for number in range(MOST)]),
+    Plant("known rounds in any order", "no_progress", lambda: wandering(STALE)),
+    Plant("new results without end", "rounds", lambda: [step(f"new{number}") for number in range(MOST)]),
     Plant("one repetition less", None, lambda: cycle("a", LOOP - 1)),
     Plant("sleep and a changing status", None, lambda: polling(40)),
-    Plant("a poll with a changing result", None, lambda: [turn(("poll", {}, f"{n} left")) for n in range(40)]),
-    Plant("the same result of other calls", None, lambda: [turn(("find", {"n": n}, "nothing")) for n in range(40)]),
+    Plant("a poll with a changing result", None, lambda: [calls_of(("poll", {}, f"{n} left")) for n in range(40)]),
+    Plant("the same result of other calls", None, lambda: [calls_of(("find", {"n": n}, "nothing")) for n in range(40)]),
 )
 
 
@@ -197,24 +200,24 @@ def with_plant(messages: Sequence[Json], at: int, planted: Sequence[Sequence[Jso
 
 
 def places(messages: Sequence[Json]) -> list[int]:
-    """Return three places where turns can be planted: near the start, in the middle and at the end."""
+    """Return three places where rounds can be planted: near the start, in the middle and at the end."""
     ends = requests_of(messages)
     return sorted({ends[0], ends[len(ends) // 2], ends[-1]})
 
 
 def is_found(wire: Wire, messages: Sequence[Json], at: int, plant: Plant) -> bool:
     """Return whether a plant leads to the right finding at the right request."""
-    planted = plant.turns()
+    planted = plant.rounds()
     changed = with_plant(messages, at, planted)
-    # An earlier turn of the work counts too, so only `turns` may be found before its end.
+    # An earlier round of the work counts too, so only `rounds` may be found before its end.
     first = len(requests_of(messages[:at]))
     last = first + len(planted) - 1
     seen = [(number, one.kind) for number, one in alarms(wire, changed) if first <= number <= last]
-    kinds = [(number, kind) for number, kind in seen if kind != "turns"]
+    kinds = [(number, kind) for number, kind in seen if kind != "rounds"]
     if plant.kind is None:
         return not kinds
-    if plant.kind == "turns":
-        return not kinds and (last, "turns") in seen
+    if plant.kind == "rounds":
+        return not kinds and (last, "rounds") in seen
     return min((number for number, kind in kinds if kind == plant.kind), default=None) == last
 
 

@@ -61,7 +61,7 @@ def runaway_policy(settings: config.Settings) -> RunawayPolicy:
     return RunawayPolicy(
         loop=Thresholds(rules.loop.warn, rules.loop.refuse),
         no_progress=Thresholds(rules.no_progress.warn, rules.no_progress.refuse),
-        turns=Thresholds(rules.turns.warn, rules.turns.refuse),
+        rounds=Thresholds(rules.rounds.warn, rules.rounds.refuse),
         seconds=Thresholds(seconds * budget.warn_at, seconds) if seconds is not None else Thresholds(),
         warn_share=budget.warn_at,
         has_step_seconds=any(row.max_seconds is not None for row in rows),

@@ -20,16 +20,16 @@ class LoopLimits(Section):
 
 
 class ProgressLimits(Section):
-    """How many turns in a row may repeat earlier calls with the same results."""
+    """How many rounds in a row may repeat earlier calls with the same results."""
 
-    warn: int | None = Field(8, ge=2, le=_MOST, description="Warn from this number of turns; null: never.")
+    warn: int | None = Field(8, ge=2, le=_MOST, description="Warn from this number of rounds; null: never.")
     refuse: int | None = Field(None, ge=2, le=_MOST, description=_REFUSE)
 
 
-class TurnLimits(Section):
-    """How many turns may pass without a new user message."""
+class RoundLimits(Section):
+    """How many rounds may pass without a new user message."""
 
-    warn: int | None = Field(200, ge=2, le=_MOST, description="Warn from this number of turns; null: never.")
+    warn: int | None = Field(200, ge=2, le=_MOST, description="Warn from this number of rounds; null: never.")
     refuse: int | None = Field(None, ge=2, le=_MOST, description=_REFUSE)
 
 
@@ -38,10 +38,10 @@ class Runaway(Section):
 
     loop: LoopLimits = Field(
         LoopLimits(),
-        description="The same calls have the same results, this many times in a row. Cycles of up to 6 turns count.",
+        description="The same calls have the same results, this many times in a row. Cycles of up to 6 rounds count.",
     )
     no_progress: ProgressLimits = Field(
         ProgressLimits(),
-        description="This many turns in a row repeat calls of the last 32 turns, with the same results.",
+        description="This many rounds in a row repeat calls of the last 32 rounds, with the same results.",
     )
-    turns: TurnLimits = Field(TurnLimits(), description="This many turns pass without a new user message.")
+    rounds: RoundLimits = Field(RoundLimits(), description="This many rounds pass without a new user message.")

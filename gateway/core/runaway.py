@@ -1,10 +1,11 @@
-"""Detect agents that run away: loops, turns without a new result, and long work without user input.
+"""Detect agents that run away: loops, rounds without a new result, and long work without user input.
 
-A turn is one or more tool calls of the model and their results. Two turns are equal if the same tools were called with
-the same arguments and had the same results, in the same order. So a status check is no loop while its result changes.
+A round is one or more tool calls of the model and their results. Two rounds are equal if the same tools were called
+with the same arguments and had the same results, in the same order. So a status check is no loop while its result
+changes.
 
 Everything is counted from the last new user message. A user message is not new if it repeats the one before it and only
-a text of the model lies between them. Such a text and message count as a turn, because some programs answer "continue"
+a text of the model lies between them. Such a text and message count as a round, because some programs answer "continue"
 to every text.
 """
 
@@ -18,46 +19,46 @@ from zlib import crc32
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.values import dataclass
 
-Kind = Literal["loop", "no_progress", "turns", "seconds", "step_seconds"]
+Kind = Literal["loop", "no_progress", "rounds", "seconds", "step_seconds"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Action = Literal["warn", "refuse"]
-#: the longest cycle of turns that is found as a loop, such as A-B-C-A-B-C
+#: the longest cycle of rounds that is found as a loop, such as A-B-C-A-B-C
 MAX_PERIOD: Final = 6
-#: a turn is known if it equals one of this many turns before it
+#: a round is known if it equals one of this many rounds before it
 RECENT: Final = 32
 #: conversations of a session whose work is remembered: of the agent, and of subagents that share its session id
 MAX_WORK: Final = 32
-#: approximate bytes of `Turns` in memory
-TURNS_BYTES: Final = 2048
+#: approximate bytes of `Rounds` in memory
+ROUNDS_BYTES: Final = 2048
 #: characters of a tool name in messages, and tools that a message names
 _NAME: Final = 64
 _NAMES: Final = 4
 _NO_RUNS: Final = (0,) * MAX_PERIOD
-#: a number of turns that no conversation has
+#: a number of rounds that no conversation has
 _FAR: Final = 2**40
 _PERIODS: Final = range(MAX_PERIOD)
 _HASH_BYTES: Final = 8
 _HASH_MASK: Final = 2 ** (8 * _HASH_BYTES) - 1
 #: bytes of the hashes that stay when another one is added
 _OTHER_BYTES: Final = _HASH_BYTES * (RECENT - 1)
-#: messages of a turn, at least: the calls and the results
-TURN_MESSAGES: Final = 2
+#: messages of a round, at least: the calls and the results
+ROUND_MESSAGES: Final = 2
 
 
-class Turns(NamedTuple):
-    """The turns since the last new user message, as far as the rules need them.
+class Rounds(NamedTuple):
+    """The rounds since the last new user message, as far as the rules need them.
 
     Hashes are only valid in the process that made them, except for `work`.
 
     Attributes:
-        number: how many turns.
-        recent: hashes of the newest turns, newest last, 8 bytes each. In bytes, one of them is found fastest.
-        tools: the called tools of the newest turns, newest last.
-        runs: for each period, how many of the newest turns in a row equal the turn one period before.
-        known: how many of the newest turns in a row equal one of the `RECENT` turns before.
+        number: how many rounds.
+        recent: hashes of the newest rounds, newest last, 8 bytes each. In bytes, one of them is found fastest.
+        tools: the called tools of the newest rounds, newest last.
+        runs: for each period, how many of the newest rounds in a row equal the round one period before.
+        known: how many of the newest rounds in a row equal one of the `RECENT` rounds before.
         work: a checksum of all user messages so far, which names the current work; 0 without a user message.
         words: the hash of the last user message.
-        calls: the hash of the calls of the turn that is not closed yet; 0 if there is none.
+        calls: the hash of the calls of the round that is not closed yet; 0 if there is none.
         results: the hash of its results; 0 without results.
         called: the tools that it calls.
         reply: the hash of the model's text, if it called no tool after it; else 0.
@@ -78,19 +79,19 @@ class Turns(NamedTuple):
     has_calls: bool = False
 
 
-NO_TURNS: Final = Turns()
+NO_ROUNDS: Final = Rounds()
 
 
-class TurnReader:
-    """Continue `Turns` with the messages that follow. The methods are called in the order of the messages."""
+class RoundReader:
+    """Continue `Rounds` with the messages that follow. The methods are called in the order of the messages."""
 
-    __slots__ = Turns._fields
+    __slots__ = Rounds._fields
 
-    def __init__(self, turns: Turns = NO_TURNS) -> None:
+    def __init__(self, rounds: Rounds = NO_ROUNDS) -> None:
         (
             self.number, self.recent, self.tools, self.runs, self.known, self.work, self.words,
             self.calls, self.results, self.called, self.reply, self.has_calls,
-        ) = turns  # fmt: skip
+        ) = rounds  # fmt: skip
 
     def user(self, text: bytes) -> None:
         """Read a user message."""
@@ -100,10 +101,10 @@ class TurnReader:
         if pair and words == self.words and not self.has_calls:
             self._append(_as_bytes(pair), ())
         else:
-            # The pair may turn out to be the first of a loop.
+            # The pair may round out to be the first of a loop.
             self.number, self.recent, self.tools = 0, _as_bytes(pair) if pair else b"", ()
-            self.runs, self.known = _NO_RUNS, 0
-        self.work, self.words, self.reply, self.has_calls = crc32(text, self.work), words, 0, False
+            self.runs, self.known, self.work = _NO_RUNS, 0, crc32(text, self.work)
+        self.words, self.reply, self.has_calls = words, 0, False
 
     def text(self, text: bytes) -> None:
         """Read a text of the model."""
@@ -123,39 +124,39 @@ class TurnReader:
             self.results = hash((self.results, content))
 
     def close(self) -> None:
-        """Close the open turn if it has results."""
+        """Close the open round if it has results."""
         if self.results:
             self._append(_as_bytes(hash((self.calls, self.results))), self.called)
         self.calls, self.results, self.called = 0, 0, ()
 
-    def _append(self, turn: bytes, tools: tuple[str, ...]) -> None:
+    def _append(self, added: bytes, tools: tuple[str, ...]) -> None:
         recent = self.recent
-        if turn in recent and (places := _places(recent, turn)):
+        if added in recent and (places := _places(recent, added)):
             end = len(recent)
             self.runs = tuple([self.runs[p] + 1 if end - _HASH_BYTES * (p + 1) in places else 0 for p in _PERIODS])
             self.known += 1
         else:
             self.runs, self.known = _NO_RUNS, 0
-        self.recent = recent[-_OTHER_BYTES:] + turn
+        self.recent = recent[-_OTHER_BYTES:] + added
         self.tools = (*self.tools[1 - MAX_PERIOD :], tools)
         self.number += 1
 
     @property
-    def turns(self) -> Turns:
-        """Return the turns so far. The last one stays open, because more results may follow."""
-        return Turns(
+    def rounds(self) -> Rounds:
+        """Return the rounds so far. The last one stays open, because more results may follow."""
+        return Rounds(
             self.number, self.recent, self.tools, self.runs, self.known, self.work, self.words,
             self.calls, self.results, self.called, self.reply, self.has_calls,
         )  # fmt: skip
 
 
-def _as_bytes(turn: int) -> bytes:
-    return (turn & _HASH_MASK).to_bytes(_HASH_BYTES, "little")
+def _as_bytes(value: int) -> bytes:
+    return (value & _HASH_MASK).to_bytes(_HASH_BYTES, "little")
 
 
-def _places(recent: bytes, turn: bytes) -> list[int]:
-    """Return where the hash of a turn is among the hashes of others."""
-    return [place for place in range(0, len(recent), _HASH_BYTES) if recent.startswith(turn, place)]
+def _places(recent: bytes, one: bytes) -> list[int]:
+    """Return where the hash of a round is among the hashes of others."""
+    return [place for place in range(0, len(recent), _HASH_BYTES) if recent.startswith(one, place)]
 
 
 class Thresholds(NamedTuple):
@@ -170,9 +171,9 @@ class RunawayPolicy:
     """The settings under `runaway:`, and the limits in seconds.
 
     Attributes:
-        loop: how often the same turns are repeated in a row.
-        no_progress: turns in a row that equal earlier ones.
-        turns: turns since the last new user message.
+        loop: how often the same rounds are repeated in a row.
+        no_progress: rounds in a row that equal earlier ones.
+        rounds: rounds since the last new user message.
         seconds: time since the last new user message, or since the session was resumed.
         warn_share: the share of a step's seconds from which calls carry a warning.
         has_step_seconds: a step limits its seconds.
@@ -180,7 +181,7 @@ class RunawayPolicy:
 
     loop: Thresholds = Thresholds()
     no_progress: Thresholds = Thresholds()
-    turns: Thresholds = Thresholds()
+    rounds: Thresholds = Thresholds()
     seconds: Thresholds = Thresholds()
     warn_share: float = 1.0
     has_step_seconds: bool = False
@@ -193,10 +194,10 @@ class RunawayPolicy:
     @property
     def least_messages(self) -> int | None:
         """Return the fewest messages of a request in which a rule can find something; None if no rule is on."""
-        limits = [limit for rule in (self.loop, self.no_progress, self.turns) for limit in rule if limit is not None]
+        limits = [limit for rule in (self.loop, self.no_progress, self.rounds) for limit in rule if limit is not None]
         if self.has_clock:
             return 0
-        return TURN_MESSAGES * int(min(limits)) if limits else None
+        return ROUND_MESSAGES * int(min(limits)) if limits else None
 
     def step_seconds(self, most: float | None) -> Thresholds:
         """Return the thresholds of a step that may last `most` seconds."""
@@ -213,8 +214,8 @@ class WorkState:
         step_since: Unix time in seconds when that step was entered, or resumed.
         warned: the kinds of limits in seconds about which observers were notified.
         stopped: the kind of limit for which its calls are refused; None if they are not.
-        turns: the number of its turns when it was stopped.
-        lifted: the number of first turns that no rule counts, because a person resumed the session after them.
+        rounds: the number of its rounds when it was stopped.
+        lifted: the number of first rounds that no rule counts, because a person resumed the session after them.
     """
 
     since: float
@@ -222,7 +223,7 @@ class WorkState:
     step_since: float = 0.0
     warned: tuple[str, ...] = ()
     stopped: str | None = None
-    turns: int = 0
+    rounds: int = 0
     lifted: int = 0
 
     def in_step(self, step: str | None, now: float) -> WorkState:
@@ -235,20 +236,20 @@ class WorkState:
         """Return this state after a person resumed the session: everything is counted from here."""
         if self.stopped is None:
             return self
-        return WorkState(now, self.step, now, lifted=self.turns)
+        return WorkState(now, self.step, now, lifted=self.rounds)
 
 
-class ReadTurns(NamedTuple):
-    """The turns in the first messages of a conversation, and when to read on.
+class ReadRounds(NamedTuple):
+    """The rounds in the first messages of a conversation, and when to read on.
 
     Attributes:
-        turns: the turns, with the last one open.
+        rounds: the rounds, with the last one open.
         size: the number of these messages.
         next_at: the number of messages of a request in which a rule can find something. Shorter ones are not read.
         policy: the settings for which that is so.
     """
 
-    turns: Turns
+    rounds: Rounds
     size: int
     next_at: int
     policy: RunawayPolicy
@@ -259,7 +260,7 @@ class LowestLimits(NamedTuple):
 
     loop: int
     no_progress: int
-    turns: int
+    rounds: int
 
 
 def lowest_limits(policy: RunawayPolicy) -> LowestLimits:
@@ -267,17 +268,17 @@ def lowest_limits(policy: RunawayPolicy) -> LowestLimits:
     return LowestLimits(
         *[
             int(min([limit for limit in rule if limit is not None], default=_FAR))
-            for rule in (policy.loop, policy.no_progress, policy.turns)
+            for rule in (policy.loop, policy.no_progress, policy.rounds)
         ]
     )
 
 
-def turns_until_alarm(turns: TurnReader, lowest: LowestLimits) -> int:
-    """Return the fewest turns that must follow before a rule can find something; 0 or less if one may find it now."""
-    soonest = min(lowest.turns - turns.number, lowest.no_progress - turns.known)
-    if not turns.known:
+def rounds_until_alarm(rounds: RoundReader, lowest: LowestLimits) -> int:
+    """Return the fewest rounds that must follow before a rule can find something; 0 or less if one may find it now."""
+    soonest = min(lowest.rounds - rounds.number, lowest.no_progress - rounds.known)
+    if not rounds.known:
         return min(soonest, lowest.loop - 1)
-    return min(soonest, *[(lowest.loop - 1) * period - run for period, run in enumerate(turns.runs, 1)])
+    return min(soonest, *[(lowest.loop - 1) * period - run for period, run in enumerate(rounds.runs, 1)])
 
 
 Works = Mapping[str, WorkState]
@@ -296,10 +297,10 @@ class Finding(NamedTuple):
     Attributes:
         kind: the rule.
         action: what follows.
-        number: how often the turns were repeated; turns; or seconds.
+        number: how often the rounds were repeated; rounds; or seconds.
         limit: the threshold that was reached.
-        tools: the tools of the repeated turns, one entry for each turn.
-        is_first: the threshold was reached with this turn, not before.
+        tools: the tools of the repeated rounds, one entry for each round.
+        is_first: the threshold was reached with this round, not before.
     """
 
     kind: Kind
@@ -335,7 +336,7 @@ def _loop_text(found: Finding) -> str:
 def _no_progress_text(found: Finding) -> str:
     names = dict.fromkeys(name for tools in found.tools for name in tools)
     named = f" ({_names(tuple(names))})" if names else ""
-    return f"the last {found.number} turns{named} repeated earlier calls with the same results"
+    return f"the last {found.number} rounds{named} repeated earlier calls with the same results"
 
 
 def _names(tools: tuple[str, ...]) -> str:
@@ -345,34 +346,34 @@ def _names(tools: tuple[str, ...]) -> str:
 _TEXTS: Final[Mapping[Kind, Callable[[Finding], str]]] = {
     "loop": _loop_text,
     "no_progress": _no_progress_text,
-    "turns": lambda found: f"{found.number:,} turns passed since the last new user message",
+    "rounds": lambda found: f"{found.number:,} rounds passed since the last new user message",
     "seconds": lambda found: f"{found.number:,} seconds passed since the last new user message",
     "step_seconds": lambda found: f"{found.number:,} seconds passed since the step was entered",
 }
 
 
-def findings(turns: TurnReader, policy: RunawayPolicy, lifted: int = 0) -> Iterator[Finding]:
-    """Yield what the rules find in the turns of a request; the last turn must be closed.
+def findings(rounds: RoundReader, policy: RunawayPolicy, lifted: int = 0) -> Iterator[Finding]:
+    """Yield what the rules find in the rounds of a request; the last round must be closed.
 
-    `lifted`: the number of first turns that do not count.
+    `lifted`: the number of first rounds that do not count.
     """
-    if turns.known:
-        yield from _loops(turns, policy.loop, lifted)
-        counted = min(turns.known, turns.number - lifted) if lifted else turns.known
-        yield from _reached("no_progress", policy.no_progress, counted, turns.tools)
-    yield from _reached("turns", policy.turns, turns.number - lifted)
+    if rounds.known:
+        yield from _loops(rounds, policy.loop, lifted)
+        counted = min(rounds.known, rounds.number - lifted) if lifted else rounds.known
+        yield from _reached("no_progress", policy.no_progress, counted, rounds.tools)
+    yield from _reached("rounds", policy.rounds, rounds.number - lifted)
 
 
-def _loops(turns: TurnReader, limits: Thresholds, lifted: int) -> Iterator[Finding]:
+def _loops(rounds: RoundReader, limits: Thresholds, lifted: int) -> Iterator[Finding]:
     """Yield the loop that was repeated most often, if that is often enough."""
-    # The pair before the first turn also counts, see `TurnReader.user`.
-    most = turns.number - lifted if lifted else turns.number + 1
+    # The pair before the first round also counts, see `RoundReader.user`.
+    most = rounds.number - lifted if lifted else rounds.number + 1
     times, period, length = 0, 0, 0
-    for number, run in enumerate(turns.runs, 1):
+    for number, run in enumerate(rounds.runs, 1):
         equal = min(run + number, most) if run else 0
         if equal // number > times:
             times, period, length = equal // number, number, equal
-    for found in _reached("loop", limits, times, turns.tools[-period:]):
+    for found in _reached("loop", limits, times, rounds.tools[-period:]):
         yield found._replace(is_first=length == found.limit * period)
 
 

@@ -58,7 +58,7 @@ class SessionState:
         tool_changes: system messages of the gateway that withdraw tools within a conversation.
         unread: how tool results were shown before the model read them, by name (`ConversationResults.names`), newest
             last.
-        works: the work on each user message, by `Turns.work`, for limits in seconds and for stopped sessions.
+        works: the work on each user message, by `Rounds.work`, for limits in seconds and for stopped sessions.
     """
 
     trim_decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

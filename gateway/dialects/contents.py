@@ -20,7 +20,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
-from gateway.core.runaway import ReadTurns
+from gateway.core.runaway import ReadRounds
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join, without_escapes, write_fields
@@ -133,13 +133,13 @@ class Contents:
         return (*known, *bounds)
 
     @property
-    def turns(self) -> ReadTurns | None:
-        """Return what `keep_turns` kept; None if the turns in these messages were not read."""
-        return self.__dict__.get("_turns")
+    def rounds(self) -> ReadRounds | None:
+        """Return what `keep_rounds` kept; None if the rounds in these messages were not read."""
+        return self.__dict__.get("_rounds")
 
-    def keep_turns(self, turns: ReadTurns) -> None:
-        """Keep the turns that were read, for the prefix that is cached of these messages."""
-        self.__dict__["_turns"] = turns
+    def keep_rounds(self, rounds: ReadRounds) -> None:
+        """Keep the rounds that were read, for the prefix that is cached of these messages."""
+        self.__dict__["_rounds"] = rounds
 
     @property
     def size(self) -> int:

@@ -100,7 +100,7 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-sequence-index": "index of the sequence entry that is due, from 0",
     "x-session-step-warning": "tools in the response that are not due or not allowed",
     "x-session-warning": (
-        "signs of a runaway agent, with their numbers: `loop=4,no_progress=9,turns=250,seconds=3000,step_seconds=600`"
+        "signs of a runaway agent, with their numbers: `loop=4,no_progress=9,rounds=250,seconds=3000,step_seconds=600`"
     ),
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",

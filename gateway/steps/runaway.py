@@ -18,27 +18,27 @@ from gateway.core.counting.request import ITEMS
 from gateway.core.errors import SessionStopped, StoreUnavailable
 from gateway.core.ports import Observer, Sessions
 from gateway.core.runaway import (
-    NO_TURNS,
-    TURN_MESSAGES,
+    NO_ROUNDS,
+    ROUND_MESSAGES,
     Finding,
-    ReadTurns,
+    ReadRounds,
+    RoundReader,
     RunawayAlert,
     RunawayPolicy,
-    TurnReader,
     WorkState,
     finding_json,
     findings,
     lowest_limits,
     overtime,
-    turns_until_alarm,
+    rounds_until_alarm,
 )
 from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents
+from gateway.dialects.rounds import read_rounds
 from gateway.dialects.server_state import continued_from
-from gateway.dialects.turns import read_turns
 
 #: Bytes of messages that are read in the event loop. Reading more would block other calls.
 _INLINE_BYTES: Final = 64 * 1024
@@ -82,49 +82,49 @@ class RunawayGuard:
             return
         # A huge body is read again when it is planned: many may wait for that, and would use too much memory.
         state.steps.contents = None if self._planner.is_huge(call) else contents
-        turns = await self._turns(contents) if contents.size >= least else None
-        if turns is None:
+        rounds = await self._rounds(contents) if contents.size >= least else None
+        if rounds is None:
             return
-        name = self._name(state, call, turns)
+        name = self._name(state, call, rounds)
         work = state.context.remembered.state.works.get(name)
         if self._has_clock:
             work = await self._with_clock(state, name, work)
-        found = self._findings(state, turns, work)
+        found = self._findings(state, rounds, work)
         if found and not asks_for_compaction(call.fields, wire):
-            await self._act(state, found, turns, (name, work))
+            await self._act(state, found, rounds, (name, work))
 
-    async def _turns(self, contents: Contents) -> TurnReader | None:
-        """Return the turns in a request, or None if no rule can find something in them.
+    async def _rounds(self, contents: Contents) -> RoundReader | None:
+        """Return the rounds in a request, or None if no rule can find something in them.
 
-        Most calls read nothing: while the last turn was new, it takes some more turns to a threshold.
+        Most calls read nothing: while the last round was new, it takes some more rounds to a threshold.
         """
         start, size = contents.cached_prefix, contents.size
-        known = start.turns if start is not None else None
+        known = start.rounds if start is not None else None
         if known is None:
-            first, before = 0, NO_TURNS
+            first, before = 0, NO_ROUNDS
         elif known.policy is self._policy and size < known.next_at:
-            contents.keep_turns(known)
+            contents.keep_rounds(known)
             return None
         else:
-            first, before = known.size, known.turns
+            first, before = known.size, known.rounds
         array = _array_from(contents, first)
         if len(array) <= _INLINE_BYTES:
-            open_turns, turns = read_turns(contents.wire, array, before)
+            open_rounds, rounds = read_rounds(contents.wire, array, before)
         else:
-            open_turns, turns = await asyncio.to_thread(read_turns, contents.wire, array, before)
-        missing = 0 if self._has_clock else turns_until_alarm(turns, self._lowest)
-        next_at = size + TURN_MESSAGES * missing
-        contents.keep_turns(ReadTurns(open_turns, max(first, size - 1), next_at, self._policy))
-        return turns if missing <= 0 else None
+            open_rounds, rounds = await asyncio.to_thread(read_rounds, contents.wire, array, before)
+        missing = 0 if self._has_clock else rounds_until_alarm(rounds, self._lowest)
+        next_at = size + ROUND_MESSAGES * missing
+        contents.keep_rounds(ReadRounds(open_rounds, max(first, size - 1), next_at, self._policy))
+        return rounds if missing <= 0 else None
 
     @staticmethod
-    def _name(state: CallState, call: Call, turns: TurnReader) -> str:
+    def _name(state: CallState, call: Call, rounds: RoundReader) -> str:
         """Return the name of the work in the session's state.
 
         A request that continues a response at the provider may not have the user message: it continues the newest work.
         """
-        if turns.work:
-            return f"{turns.work:08x}"
+        if rounds.work:
+            return f"{rounds.work:08x}"
         works = state.context.remembered.state.works
         if works and continued_from(call.fields, state.incoming.endpoint.wire):
             return next(reversed(list(works)))
@@ -141,8 +141,8 @@ class RunawayGuard:
             await self._remember(state, name, begun)
         return begun
 
-    def _findings(self, state: CallState, turns: TurnReader, work: WorkState | None) -> list[Finding]:
-        found = list(findings(turns, self._policy, work.lifted if work is not None else 0))
+    def _findings(self, state: CallState, rounds: RoundReader, work: WorkState | None) -> list[Finding]:
+        found = list(findings(rounds, self._policy, work.lifted if work is not None else 0))
         if work is not None and self._has_clock:
             step = state.steps.step
             limit = step.max_seconds if step is not None else None
@@ -150,7 +150,7 @@ class RunawayGuard:
         return found
 
     async def _act(
-        self, state: CallState, found: list[Finding], turns: TurnReader, known: tuple[str, WorkState | None]
+        self, state: CallState, found: list[Finding], rounds: RoundReader, known: tuple[str, WorkState | None]
     ) -> None:
         """Note what was found, remember it, notify the observers, and refuse the call if a limit is reached.
 
@@ -169,7 +169,7 @@ class RunawayGuard:
         if stop is not None and work is not None and work.stopped is not None:
             # The observers know that this work is stopped.
             found = []
-        after = _after(work, found, stop, turns, self._clocks.wall())
+        after = _after(work, found, stop, rounds, self._clocks.wall())
         if after is not None and after != work and state.stored_session is not None:
             await self._remember(state, name, after)
         for one in found:
@@ -203,7 +203,7 @@ def _array_from(contents: Contents, first: int) -> bytes:
 
 
 def _after(
-    work: WorkState | None, found: Sequence[Finding], stop: Finding | None, turns: TurnReader, now: float
+    work: WorkState | None, found: Sequence[Finding], stop: Finding | None, rounds: RoundReader, now: float
 ) -> WorkState | None:
     """Return the state of a work after these findings; None if there is nothing to remember."""
     seconds = [one.kind for one in found if one.kind in ("seconds", "step_seconds") and one.is_first]
@@ -211,7 +211,7 @@ def _after(
         return work
     after = work or WorkState(now, None, now)
     after = replace(after, warned=(*after.warned, *seconds))
-    return after if stop is None else replace(after, stopped=stop.kind, turns=turns.number)
+    return after if stop is None else replace(after, stopped=stop.kind, rounds=rounds.number)
 
 
 def _refusal_text(state: CallState, stop: Finding) -> str:

@@ -19,15 +19,15 @@ from tests.support.receiver import Receiver, serving
 from tests.support.timing import LIMIT_S
 
 Json = dict[str, Any]
-Turns = Sequence[tuple[str, Json, str]]
+Rounds = Sequence[tuple[str, Json, str]]
 READ = ("read_file", {"path": "a.txt"}, "no such file")
-#: a request of each format for a task and its turns, with the SDK: returns the headers of the response
-Ask = Callable[[GatewayThread, str, Turns, bool], dict[str, str]]
+#: a request of each format for a task and its rounds, with the SDK: returns the headers of the response
+Ask = Callable[[GatewayThread, str, Rounds, bool], dict[str, str]]
 
 
-def chat_messages(task: str, turns: Turns) -> list[Json]:
+def chat_messages(task: str, rounds: Rounds) -> list[Json]:
     messages: list[Json] = [{"role": "system", "content": "Work."}, {"role": "user", "content": task}]
-    for number, (name, arguments, result) in enumerate(turns):
+    for number, (name, arguments, result) in enumerate(rounds):
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": f"call_{number}", "type": "function", "function": function}
         messages += [
@@ -37,9 +37,9 @@ def chat_messages(task: str, turns: Turns) -> list[Json]:
     return messages
 
 
-def claude_messages(task: str, turns: Turns) -> list[Json]:
+def claude_messages(task: str, rounds: Rounds) -> list[Json]:
     messages: list[Json] = [{"role": "user", "content": task}]
-    for number, (name, arguments, result) in enumerate(turns):
+    for number, (name, arguments, result) in enumerate(rounds):
         messages += [
             {
                 "role": "assistant",
@@ -50,9 +50,9 @@ def claude_messages(task: str, turns: Turns) -> list[Json]:
     return messages
 
 
-def input_items(task: str, turns: Turns) -> list[Json]:
+def input_items(task: str, rounds: Rounds) -> list[Json]:
     items: list[Json] = [{"type": "message", "role": "user", "content": task}]
-    for number, (name, arguments, result) in enumerate(turns):
+    for number, (name, arguments, result) in enumerate(rounds):
         items += [
             {
                 "type": "function_call",
@@ -69,23 +69,23 @@ def _headers(session: str) -> dict[str, str]:
     return {"x-session-id": session}
 
 
-def ask_chat(gateway: GatewayThread, task: str, turns: Turns, stream: bool) -> dict[str, str]:
+def ask_chat(gateway: GatewayThread, task: str, rounds: Rounds, stream: bool) -> dict[str, str]:
     with openai.OpenAI(base_url=gateway.base_url, api_key="k") as client:
-        fields: Json = {"model": "mock-small", "messages": chat_messages(task, turns), "stream": stream}
+        fields: Json = {"model": "mock-small", "messages": chat_messages(task, rounds), "stream": stream}
         raw = client.chat.completions.with_raw_response.create(**fields, extra_headers=_headers("s"))
         return _drained(raw)
 
 
-def ask_responses(gateway: GatewayThread, task: str, turns: Turns, stream: bool) -> dict[str, str]:
+def ask_responses(gateway: GatewayThread, task: str, rounds: Rounds, stream: bool) -> dict[str, str]:
     with openai.OpenAI(base_url=gateway.base_url, api_key="k") as client:
-        fields: Json = {"model": "mock-small", "input": input_items(task, turns), "stream": stream}
+        fields: Json = {"model": "mock-small", "input": input_items(task, rounds), "stream": stream}
         raw = client.responses.with_raw_response.create(**fields, extra_headers=_headers("s"))
         return _drained(raw)
 
 
-def ask_claude(gateway: GatewayThread, task: str, turns: Turns, stream: bool) -> dict[str, str]:
+def ask_claude(gateway: GatewayThread, task: str, rounds: Rounds, stream: bool) -> dict[str, str]:
     with anthropic.Anthropic(base_url=gateway.url, api_key="k") as client:
-        fields: Json = {"model": "mock-small", "messages": claude_messages(task, turns), "stream": stream}
+        fields: Json = {"model": "mock-small", "messages": claude_messages(task, rounds), "stream": stream}
         raw = client.messages.with_raw_response.create(**fields, max_tokens=50, extra_headers=_headers("s"))
         return _drained(raw)
 
@@ -121,6 +121,7 @@ def test_a_loop_is_warned_and_then_refused_until_the_user_writes_again(
     before = len(mock.calls)
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as refused:
         ask(gateway, "go", [READ] * 5, stream)
+    assert isinstance(refused.value, openai.BadRequestError | anthropic.BadRequestError)
     assert len(mock.calls) == before
     text = str(refused.value)
     assert 'Session "s" is stopped: the same call (read_file) had the same result 5 times in a row' in text
@@ -142,8 +143,8 @@ def test_a_status_check_with_changing_results_is_no_loop(
     gateway = gateway_server(mock_server.url, **{"runaway.loop.refuse": 4, "runaway.no_progress.refuse": 4})
     check = [("bash", {"command": "make status"}, f"{number} of 20 done") for number in range(20)]
     sleep = ("bash", {"command": "sleep 30"}, "")
-    turns = [turn for one in check for turn in (sleep, one)]
-    assert "x-session-warning" not in ask(gateway, "wait for the build", turns, False)
+    rounds = [each for one in check for each in (sleep, one)]
+    assert "x-session-warning" not in ask(gateway, "wait for the build", rounds, False)
 
 
 @FORMATS
@@ -186,12 +187,12 @@ def test_a_conversation_without_a_session_is_refused_as_well(
 def test_long_work_is_counted_while_the_conversation_grows(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
-    gateway = gateway_server(mock_server.url, **{"runaway.turns": {"warn": 20, "refuse": 24}})
-    turns = [("bash", {"command": f"step {number}"}, f"result {number} " * 60) for number in range(24)]
-    warned = [ask_chat(gateway, "go", turns[:number], False).get("x-session-warning") for number in range(1, 24)]
-    assert warned == [None] * 19 + [f"turns={number}" for number in (20, 21, 22, 23)]
-    with pytest.raises(openai.BadRequestError, match="24 turns passed since the last new user message"):
-        ask_chat(gateway, "go", turns, False)
+    gateway = gateway_server(mock_server.url, **{"runaway.rounds": {"warn": 20, "refuse": 24}})
+    rounds = [("bash", {"command": f"step {number}"}, f"result {number} " * 60) for number in range(24)]
+    warned = [ask_chat(gateway, "go", rounds[:number], False).get("x-session-warning") for number in range(1, 24)]
+    assert warned == [None] * 19 + [f"rounds={number}" for number in (20, 21, 22, 23)]
+    with pytest.raises(openai.BadRequestError, match="24 rounds passed since the last new user message"):
+        ask_chat(gateway, "go", rounds, False)
 
 
 def test_a_limit_in_seconds_counts_from_the_last_user_message(
@@ -307,7 +308,7 @@ def test_warnings_are_counted_in_the_metrics(
 def test_everything_can_be_switched_off(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
-    off = {f"runaway.{rule}.warn": None for rule in ("loop", "no_progress", "turns")}
+    off = {f"runaway.{rule}.warn": None for rule in ("loop", "no_progress", "rounds")}
     gateway = gateway_server(mock_server.url, **off)
     assert "x-session-warning" not in ask_chat(gateway, "go", [READ] * 50, False)
 

@@ -1,7 +1,7 @@
-"""Read the turns of an agent from the messages of a request: calls, results and user messages.
+"""Read the rounds of an agent from the messages of a request: calls, results and user messages.
 
-Only what decides whether two turns are equal is decoded, and all messages at once: with one call for each message, most
-of the time would pass between the calls. Texts are compared as they are written in JSON.
+Only what decides whether two rounds are equal is decoded, and all messages at once: with one call for each message,
+most of the time would pass between the calls. Texts are compared as they are written in JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.core.runaway import NO_TURNS, TurnReader, Turns
+from gateway.core.runaway import NO_ROUNDS, RoundReader, Rounds
 from gateway.dialects.fields import UNREADABLE
 
 Raw = msgspec.Raw
@@ -89,30 +89,30 @@ _RESULT_ROLES: Final = frozenset({"tool", "function"})
 _OUTPUTS: Final = frozenset({*(f"{call}_output" for call in _CALLS), "tool_search_output"})
 
 
-def read_turns(wire: Wire, array: bytes, before: Turns = NO_TURNS) -> tuple[Turns, TurnReader]:
-    """Return the turns before the last message of an array, and those after it.
+def read_rounds(wire: Wire, array: bytes, before: Rounds = NO_ROUNDS) -> tuple[Rounds, RoundReader]:
+    """Return the rounds before the last message of an array, and those after it.
 
-    The turns before the last message can be continued: the client may still change that message. Those after it end
-    with a closed turn. A message that cannot be read is skipped.
+    The rounds before the last message can be continued: the client may still change that message. Those after it end
+    with a closed round. A message that cannot be read is skipped.
 
     Args:
         wire: the format.
         array: the messages as a JSON array.
-        before: the turns that the messages follow.
+        before: the rounds that the messages follow.
     """
     decoder, read = _READERS[wire]
     try:
         messages = decoder.decode(array)
     except UNREADABLE:
         messages = list(_readable(decoder, array))
-    reader = TurnReader(before)
+    reader = RoundReader(before)
     for message in messages[:-1]:
         read(message, reader)
-    open_turns = reader.turns
+    open_rounds = reader.rounds
     for message in messages[-1:]:
         read(message, reader)
     reader.close()
-    return open_turns, reader
+    return open_rounds, reader
 
 
 def _readable(decoder: msgspec.json.Decoder[list[Any]], array: bytes) -> Iterable[Any]:
@@ -124,7 +124,7 @@ def _readable(decoder: msgspec.json.Decoder[list[Any]], array: bytes) -> Iterabl
             yield _NOTHING
 
 
-def _read_chat(message: Any, reader: TurnReader) -> None:
+def _read_chat(message: Any, reader: RoundReader) -> None:
     role = message.role
     if role in _RESULT_ROLES:
         reader.result(_text(message.content))
@@ -143,7 +143,7 @@ def _read_chat(message: Any, reader: TurnReader) -> None:
         _read_user(_text(message.content), reader)
 
 
-def _read_message(message: Any, reader: TurnReader) -> None:
+def _read_message(message: Any, reader: RoundReader) -> None:
     content = message.content
     blocks = (_Block("text", content),) if isinstance(content, str) else content
     if message.role == "user":
@@ -157,7 +157,7 @@ def _read_message(message: Any, reader: TurnReader) -> None:
                 reader.call(block.name, _normalized(bytes(block.input)))
 
 
-def _read_blocks_of_user(blocks: Sequence[_Block], reader: TurnReader) -> None:
+def _read_blocks_of_user(blocks: Sequence[_Block], reader: RoundReader) -> None:
     texts = []
     for block in blocks:
         if block.type == "tool_result":
@@ -168,7 +168,7 @@ def _read_blocks_of_user(blocks: Sequence[_Block], reader: TurnReader) -> None:
         reader.user(_encoded(texts))
 
 
-def _read_item(item: Any, reader: TurnReader) -> None:
+def _read_item(item: Any, reader: RoundReader) -> None:
     kind = item.type
     if kind in _CALLS:
         values = (item.arguments, item.input, item.action, item.operation)
@@ -181,7 +181,7 @@ def _read_item(item: Any, reader: TurnReader) -> None:
         reader.text(_text(item.content))
 
 
-def _read_user(text: bytes, reader: TurnReader) -> None:
+def _read_user(text: bytes, reader: RoundReader) -> None:
     if not text.startswith(_RAW_REMINDER):
         reader.user(text)
 
@@ -225,7 +225,7 @@ def _normalized_value(value: Any) -> str | bytes:
 
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
 _NOTHING: Final = _Item(type="")
-_READERS: Final[Mapping[Wire, tuple[msgspec.json.Decoder[list[Any]], Callable[[Any, TurnReader], None]]]] = {
+_READERS: Final[Mapping[Wire, tuple[msgspec.json.Decoder[list[Any]], Callable[[Any, RoundReader], None]]]] = {
     "chat": (msgspec.json.Decoder(list[_ChatMessage]), _read_chat),
     "messages": (msgspec.json.Decoder(list[_Message]), _read_message),
     "responses": (msgspec.json.Decoder(list[_Item]), _read_item),
