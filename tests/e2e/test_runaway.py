@@ -165,6 +165,23 @@ def test_a_person_resumes_a_stopped_session_and_counting_begins_again(
     ask(gateway, "go", [READ] * 8, False)
 
 
+def test_a_loop_of_texts_is_refused_and_resumed_like_one_of_calls(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"runaway.loop": {"warn": 3, "refuse": 5}})
+    pair = [{"role": "assistant", "content": "I cannot."}, {"role": "user", "content": "continue"}]
+
+    def status(times: int) -> tuple[int, str | None]:
+        reply = gateway.web.chat("s", messages=[{"role": "user", "content": "go"}, *pair * times])
+        return reply.status, reply.header("x-session-warning")
+
+    assert [status(times) for times in (2, 3, 4, 5)] == [
+        (200, None), (200, "loop=3"), (200, "loop=4"), (400, "loop=5"),
+    ]  # fmt: skip
+    gateway.web.post("/api/sessions/s/resume")
+    assert [status(times) for times in (5, 6, 9, 10)] == [(200, None), (200, None), (200, "loop=4"), (400, "loop=5")]
+
+
 def test_resuming_an_unknown_session_is_an_error(mock_server: MockServer, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url)
     assert gateway.web.post("/api/sessions/none/resume").status == 404
