@@ -32,6 +32,7 @@ from gateway.core.runaway import (
     overtime,
     rounds_until_alarm,
 )
+from gateway.core.session import SessionState
 from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
 from gateway.dialects.anthropic_compaction import asks_for_compaction
@@ -138,7 +139,7 @@ class RunawayGuard:
         step_name = step.name if step is not None else None
         begun = (work or WorkState(now, step_name, now)).in_step(step_name, now)
         if begun is not work:
-            await self._remember(state, name, begun)
+            await self._remember(state, name, begun, instead_of=work)
         return begun
 
     def _findings(self, state: CallState, rounds: RoundReader, work: WorkState | None) -> list[Finding]:
@@ -166,25 +167,28 @@ class RunawayGuard:
         state.notes["runaway"] = "; ".join([f"{one.text}, {one.key}: {one.limit}" for one in found])
         if not may_refuse and any(one.action == "refuse" for one in found):
             state.notes["runaway"] += f"; {_NOT_REFUSED}"
-        if stop is not None and work is not None and work.stopped is not None:
-            # The observers know that this work is stopped.
-            found = []
         after = _after(work, found, stop, rounds, self._clocks.wall())
-        if after is not None and after != work and state.stored_session is not None:
-            await self._remember(state, name, after)
+        if after is not None and after != work:
+            await self._remember(state, name, after, instead_of=work)
+        was_stopped = work is not None and work.stopped is not None
         for one in found:
-            if one.is_first or one is stop:
+            if not was_stopped and (one.is_first or one is stop):
                 alert = RunawayAlert(state.session, state.incoming.call_id, one, self._clocks.wall())
                 notify(self._listeners, alert)
         if stop is not None:
             raise SessionStopped(_refusal_text(state, stop), finding_json(stop))
 
-    async def _remember(self, state: CallState, name: str, work: WorkState) -> None:
+    async def _remember(self, state: CallState, name: str, work: WorkState, instead_of: WorkState | None) -> None:
+        """Store the state of a work, unless another call or a person has changed it in the meantime."""
         session = state.stored_session
         if session is None:
             return
+
+        def change(kept: SessionState) -> SessionState:
+            return kept.with_work(name, work) if kept.works.get(name) == instead_of else kept
+
         try:
-            await self._store.update(session, lambda kept: kept.with_work(name, work))
+            await self._store.update(session, change)
         except StoreUnavailable:
             state.notes["runaway_state"] = "not stored: the store is unavailable"
 
@@ -207,7 +211,7 @@ def _after(
 ) -> WorkState | None:
     """Return the state of a work after these findings; None if there is nothing to remember."""
     seconds = [one.kind for one in found if one.kind in ("seconds", "step_seconds") and one.is_first]
-    if not seconds and (stop is None or not found):
+    if not seconds and stop is None:
         return work
     after = work or WorkState(now, None, now)
     after = replace(after, warned=(*after.warned, *seconds))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.call.state import CallState
 from gateway.call.types import ClientResponse, Purpose
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import BudgetPolicy
@@ -109,11 +110,35 @@ async def test_a_stopped_work_is_remembered_once_and_its_observers_are_notified_
         assert (reply.status, reply.fault.code if reply.fault else None) == (400, "session_stopped")
     assert world.upstream.sent == []
     [work] = (await world.store.remembered(KEY)).state.works.values()
-    assert (work.stopped, work.rounds) == ("loop", 6)
+    assert (work.stopped, work.rounds) == ("loop", 7)
     assert [(alert.found.action, alert.found.number) for alert in world.recorder.alerts] == [("refuse", 6)]
     await world.store.update(KEY, lambda state: state.resumed(1.0))
     assert (await call(world, conversation(*"a" * 7))).status == 200
     assert (await call(world, conversation(*"a" * 12))).status == 400
+
+
+async def test_a_resumed_session_goes_on_from_where_it_was_stopped_last() -> None:
+    world = World(runaway=POLICY)
+    assert (await call(world, conversation(*"aaaaaa"))).status == 400
+    # The client takes back two results and goes on, until it repeats itself again.
+    assert (await call(world, conversation(*"aaaabc"))).status == 200
+    assert (await call(world, conversation(*"aaaabcdddddd"))).status == 400
+    await world.store.update(KEY, lambda state: state.resumed(1.0))
+    assert (await call(world, conversation(*"aaaabcdddddd"))).status == 200
+
+
+async def test_a_call_that_was_refused_does_not_undo_that_a_person_resumes_the_session() -> None:
+    world = World(runaway=POLICY)
+    await call(world, conversation(*"a" * 6))
+    stale = (await world.store.remembered(KEY)).state.works
+    resumed = await world.store.update(KEY, lambda state: state.resumed(1.0))
+    guard = world.gateway.runaway
+    assert guard is not None
+    [(name, work)] = stale.items()
+    state = CallState.of(world.incoming(), 0.0)
+    state.session = KEY
+    await guard._remember(state, name, replace(work, rounds=7), instead_of=work)
+    assert (await world.store.remembered(KEY)).state == resumed
 
 
 async def test_another_conversation_of_the_session_is_not_stopped() -> None:
