@@ -9,8 +9,8 @@ thresholds:
   itself. `REAL` lists those that do. Every other alarm is false.
 - Are planted loops found, at exactly the round that reaches the threshold? Each kind is planted at several places of
   each conversation. So are rounds that only look like a loop, such as a status check whose result changes.
-- What does a call cost? Each recorded request is sent through a pipeline without network. The CPU time of the check
-  alone is measured; the messages are read by the rest of the call anyway.
+- What does a call cost? Each recorded request is sent through a pipeline without network, four times. The CPU time of
+  the check alone is measured, and the least of each call counts. The messages are split by the rest of the call anyway.
 
 The exit code is 1 if an alarm is false, a loop is not found in time, or the mean cost exceeds 10 µs.
 """
@@ -37,6 +37,7 @@ from steps import Upstream, answer, gateway_of, settings_of
 from wires import elements_of
 
 from gateway import config
+from gateway.app.worker import collect_rarely
 from gateway.call.state import CallState
 from gateway.call.types import Caller, Incoming
 from gateway.config.policies import runaway_policy
@@ -56,6 +57,7 @@ REAL = {
     "sweagent-22364166-eps": "submits the same wrong flag four times in a row",
 }
 BAR_US = 10.0
+RUNS = 4
 POLICY = runaway_policy(config.Settings())
 LOOP = int(POLICY.loop.warn or 0)
 STALE = int(POLICY.no_progress.warn or 0)
@@ -293,6 +295,16 @@ class Cost:
 
 
 async def cost(wire: Wire, conversations: Sequence[Recorded]) -> Cost:
+    """Replay all requests some times, and keep the least of each call: other work on the machine only adds to it."""
+    collect_rarely()
+    runs = [await replayed(wire, conversations) for _ in range(RUNS)]
+    us = sorted(map(min, zip(*[checks for checks, _ in runs], strict=True)))
+    whole = min(call_us for _, call_us in runs)
+    return Cost(len(us), statistics.mean(us), statistics.median(us), us[int(len(us) * 0.99)], whole)
+
+
+async def replayed(wire: Wire, conversations: Sequence[Recorded]) -> tuple[list[float], float]:
+    """Return the µs of each check, and the µs of a whole call on average."""
     upstream = Upstream()
     upstream.body = answer(None)
     with tempfile.TemporaryDirectory() as folder:
@@ -305,8 +317,7 @@ async def cost(wire: Wire, conversations: Sequence[Recorded]) -> Cost:
                 for end in requests_of(elements):
                     await send(gateway, wire, body_of(wire, elements[:end]), one.id, next(numbers))
             used = (time.process_time_ns() - began) / 1000
-    us = sorted(watched.us)
-    return Cost(len(us), statistics.mean(us), statistics.median(us), us[int(len(us) * 0.99)], used / len(us))
+    return watched.us, used / len(watched.us)
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------

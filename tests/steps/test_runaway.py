@@ -114,7 +114,8 @@ async def test_a_stopped_work_is_remembered_once_and_its_observers_are_notified_
     assert [(alert.found.action, alert.found.number) for alert in world.recorder.alerts] == [("refuse", 6)]
     await world.store.update(KEY, lambda state: state.resumed(1.0))
     assert (await call(world, conversation(*"a" * 7))).status == 200
-    assert (await call(world, conversation(*"a" * 12))).status == 400
+    assert (await call(world, conversation(*"a" * 12))).status == 200
+    assert (await call(world, conversation(*"a" * 13))).status == 400
 
 
 async def test_a_resumed_session_goes_on_from_where_it_was_stopped_last() -> None:
