@@ -50,6 +50,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         clamp=row.clamp_output,
         deferred=row.deferred == "forward",
         exhausted_status=row.exhausted_status,
+        agents={name: limits_of(budget) for name, budget in row.agents.items()},
     )
 
 
@@ -87,6 +88,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
         ),
         summary=_summary_model(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,
+        sets_cache_marks=row.cache == "auto",
     )
 
 
@@ -174,6 +176,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         billed_refusals=row.billed_refusals,
         strict_fields=row.strict_fields,
         is_translated=row.adapter == "litellm",
+        chat_cache_marks=row.adapter == "litellm" or host_row(_host(row)).chat_cache_marks,
         guarded=guarded,
     )
 
