@@ -117,7 +117,11 @@ def read_rounds(wire: Wire, array: bytes, before: Rounds = NO_ROUNDS) -> tuple[R
 
 def _readable(decoder: msgspec.json.Decoder[list[Any]], array: bytes) -> Iterable[Any]:
     """Yield the messages that can be read, and the others as messages without a meaning."""
-    for raw in _RAWS.decode(array):
+    try:
+        raws = _RAWS.decode(array)
+    except UNREADABLE:
+        return
+    for raw in raws:
         try:
             yield decoder.decode(b"[%b]" % raw)[0]
         except UNREADABLE:

@@ -134,6 +134,12 @@ def test_arguments_of_any_form_can_be_compared(arguments: str) -> None:
     assert read("chat", [*chat("1", "read", arguments, "x"), *chat("2", "read", arguments, "x")]).known == 1
 
 
+@pytest.mark.parametrize("raw", [b"[", b'[{"role":"user","content":"\\ud800"}]', b"{}", b"[" * 5000])
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+def test_an_array_that_cannot_be_read_has_no_rounds(wire: Wire, raw: bytes) -> None:
+    assert read_rounds(wire, raw)[1].rounds == NO_ROUNDS
+
+
 def test_older_and_other_forms_of_calls_are_read() -> None:
     old: list[Json] = [
         {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": "{}"}},
