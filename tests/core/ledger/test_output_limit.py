@@ -27,7 +27,6 @@ from gateway.core.ledger.charging import (
 from gateway.core.ledger.output_limit import (
     DEFAULT_OUTPUT,
     STREAM_STEP,
-    USEFUL,
     CallNeed,
     LimitToSend,
     OutputAsked,
