@@ -10,7 +10,7 @@ import pytest
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Calls, ClientKeys, Ledger, Lessons, RecordRefused, Results, Sessions, Store
+from gateway.core.ports import AuditLog, Calls, ClientKeys, Ledger, Lessons, RecordRefused, Results, Sessions, Store
 from gateway.stores.availability import Availability
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.memory import MemoryStore
@@ -21,10 +21,11 @@ CLAIM = Claim(SESSION.account, Limits(tokens=100))
 OPTIONAL = {
     *("overdue_holds", "override_limits", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
     *("missing_results", "results_size", "keep_results", "results", "result", "add_key", "revoke_key"),
+    *("record_change", "changes", "forget_changes"),
 }
 METHODS = sorted(
     name
-    for protocol in (Ledger, Sessions, Calls, Results, ClientKeys, Lessons)
+    for protocol in (Ledger, Sessions, Calls, Results, ClientKeys, Lessons, AuditLog)
     for name, _ in inspect.getmembers(protocol, inspect.isfunction)
     if not name.startswith("_")
 )

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
@@ -42,6 +43,7 @@ from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import MemoryLedger
 from gateway.stores.memory.agents import MemoryAgents
+from gateway.stores.memory.audit import MemoryAuditLog
 from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
 from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
@@ -104,6 +106,7 @@ class MemoryStore:
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls = MemoryCalls()
         self._agents = MemoryAgents()
+        self._audit = MemoryAuditLog()
         self._resets: dict[SessionKey, int] = {}
         #: what the calls of a session left for the next one: its last turn, and what its provider keeps
         self._left: dict[SessionKey, tuple[LastTurn | None, str]] = {}
@@ -403,6 +406,18 @@ class MemoryStore:
         for key in [*self._parents]:
             if not (key in self._sessions or key in self._states or key.account in self._ledger):
                 del self._parents[key]
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `Store.record_change`."""
+        self._audit.add(entry)
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `Store.changes`."""
+        return self._audit.page(limit, cursor, target)
+
+    async def forget_changes(self, before: float) -> None:
+        """See `Store.forget_changes`."""
+        self._audit.forget(before)
 
     async def ping(self) -> None:
         """See `Store.ping`."""

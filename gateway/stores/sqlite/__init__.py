@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
@@ -48,7 +49,7 @@ from gateway.stores import clock
 from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
-from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows
+from gateway.stores.sqlite import accounts, agents, audit, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
@@ -361,6 +362,18 @@ class SqliteStore:
             # Commits may have waited for the checkpoint. The next transaction of the thread would start before them.
             await asyncio.wait({self._checkpoint})
         await asyncio.sleep(_DELETE_PAUSE_S)
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `Store.record_change`."""
+        await self._writer.write(lambda db: audit.add(db, entry))
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `Store.changes`."""
+        return await self._in_thread(lambda db: audit.page(db, limit, cursor, target))
+
+    async def forget_changes(self, before: float) -> None:
+        """See `Store.forget_changes`."""
+        await self._writer.write(lambda db: audit.forget(db, before))
 
     async def ping(self) -> None:
         """See `Store.ping`."""

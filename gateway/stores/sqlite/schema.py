@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
+from gateway.stores.sqlite import audit
 from gateway.stores.sqlite.transaction import transact
 
 logger = logging.getLogger("gateway")
@@ -195,6 +196,7 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE accounts ADD COLUMN closing TEXT;
     """,
+    audit.TABLE,
 )
 
 #: longest wait for another worker that migrates the file
