@@ -221,6 +221,7 @@ class RecordBuilder:
             kept=_kept_response(state, response, charge),
             answer=_lookup_name(state, response),
             unread_thinking=state.context.unread_thinking,
+            agent=state.agent,
         )
 
     def needs_texts(self, state: CallState) -> bool:

@@ -109,6 +109,7 @@ class LedgerScripts:
             **values.last_turn(record),
             **values.kept_by_provider(record),
             **values.tools(record),
+            **values.agent(record),
         }
 
     def settle(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
@@ -47,7 +48,7 @@ from gateway.stores import clock
 from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
-from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
+from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
@@ -259,6 +260,10 @@ class SqliteStore:
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
         return await self._in_thread(lambda db: rows.session(db, session))
+
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Store.agents`."""
+        return await self._in_thread(lambda db: agents.read(db, session))
 
     async def sessions(
         self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
