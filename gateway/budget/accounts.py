@@ -30,7 +30,14 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
-from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
+from gateway.core.ledger.output_limit import (
+    LEAST_SUMMARY,
+    STREAM_STEP,
+    CallNeed,
+    longest_output,
+    output_to_reserve,
+    widest_room,
+)
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.ports import ReadBody
 from gateway.core.record import CallRecord
@@ -234,7 +241,7 @@ class Accounts:
             tokens + kept,
             output=output,
             model_output=longest_output([facts.output for facts in known]),
-            least_output=state.output_asked.least,
+            least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_compaction else 0),
             choices=responses_asked(fields, wire),
             has_output=wire is not None or output is not None,
             rate=dearest(rates),

@@ -343,6 +343,11 @@ class CallState:
         return None if self.budget.accounts.is_stale else self.session
 
     @property
+    def is_compaction(self) -> bool:
+        """Return whether the client, or the provider for it, replaces the conversation by what this call returns."""
+        return self.agent is not None and self.agent.request_class == "compaction"
+
+    @property
     def is_billed_later(self) -> bool:
         """Return whether the provider bills this call only after its response, as for a batch.
 

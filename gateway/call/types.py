@@ -293,6 +293,7 @@ class PlanRequest:
         format_name: the name of the format, if it is read as another one (embeddings).
         received: what the client sent; None if `contents` are that.
         keeps_decisions: earlier trim decisions of the conversation stay in force, even if the request would fit now.
+        is_compaction: the client compacts its conversation, so that only the window of the model limits the request.
     """
 
     contents: Contents
@@ -305,6 +306,7 @@ class PlanRequest:
     format_name: str = ""
     received: Contents | None = None
     keeps_decisions: bool = False
+    is_compaction: bool = False
 
     @property
     def is_changed(self) -> bool:

@@ -198,9 +198,10 @@ class Exchange:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
-            state.agent = calling_agent_of(incoming, call)
             gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
+        if metered:
+            state.agent = calling_agent_of(incoming, call, is_compaction=state.context.compaction is not None)
         stored_id = incoming.endpoint.response_id
         lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
         try:
