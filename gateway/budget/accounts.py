@@ -241,7 +241,7 @@ class Accounts:
             tokens + kept,
             output=output,
             model_output=longest_output([facts.output for facts in known]),
-            least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_compaction else 0),
+            least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_client_compaction else 0),
             choices=responses_asked(fields, wire),
             has_output=wire is not None or output is not None,
             rate=dearest(rates),

@@ -190,6 +190,7 @@ class RequestReport:
         is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
         is_billed_later: the provider bills the call after this response, and no session sees that usage.
         overhead_s: seconds that the gateway needed before it sent the request.
+        is_count_estimated: the response is a token count of the gateway itself.
     """
 
     session: SessionKey | None = None
@@ -199,6 +200,7 @@ class RequestReport:
     is_uncounted: bool = False
     is_billed_later: bool = False
     overhead_s: float = 0.0
+    is_count_estimated: bool = False
 
 
 NOTHING_TO_REPORT: Final = RequestReport()

@@ -56,7 +56,7 @@ from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CANCEL_REASONS, CallRecord
-from gateway.core.routing import Routes
+from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Step
 from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
@@ -65,6 +65,7 @@ from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
+from gateway.pipeline.token_counts import TokenCounts
 from gateway.steps.enforcement import Steps
 from gateway.stores.availability import Availability
 from gateway.upstream.body import AlreadyRead, without_compression_headers
@@ -85,6 +86,7 @@ class Gateway:
     Attributes:
         routes: which models are at which providers.
         providers: their addresses and keys, by name.
+        facts: what is known of a model.
         availability: whether the store is unavailable, so that new calls are refused at once.
         planner: counts and trims.
         policy: how sessions are named and counted.
@@ -96,6 +98,7 @@ class Gateway:
         settlement: settles a call once.
         composer: decides what is sent.
         compactions: makes and expands compactions.
+        token_counts: counts tokens for providers that cannot.
         dispatcher: sends a call to one provider.
         relay: passes responses on to the client.
         new_id: makes the id of a call.
@@ -105,6 +108,7 @@ class Gateway:
 
     routes: Routes
     providers: Mapping[str, ProviderAddress]
+    facts: Callable[[Route], ModelFacts]
     availability: Availability
     planner: Planner
     policy: SessionPolicy
@@ -116,6 +120,7 @@ class Gateway:
     settlement: CallSettlement
     composer: RequestComposer
     compactions: Compactions
+    token_counts: TokenCounts
     dispatcher: Dispatcher
     relay: ResponseRelay
     new_id: Callable[[], str]
@@ -366,12 +371,15 @@ class Exchange:
         state.dispatch.is_too_long = False
         if gateway.compactions.is_made_here(state):
             return await gateway.compactions.make(state, call)
+        if (counted := await gateway.token_counts.instead(state, call)) is not None:
+            return counted
         if gateway.steps.may_restrict(state):
             await self._read(partial(gateway.steps.restrict, state))
         await self._compose_and_reserve(call)
         if call.stream and state.budget.totals_before is None:
             state.budget.totals_before = await gateway.accounts.totals_now(state)
-        return await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        response = await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        return await gateway.token_counts.checked(state, call, response)
 
     async def _compose_and_reserve(self, call: Call) -> None:
         """Decide what is sent, and reserve what it may cost. Tool results are shortened before a call is refused.

@@ -100,6 +100,9 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-sequence-index": "index of the sequence entry that is due, from 0",
     "x-session-step-warning": "tools in the response that are not due or not allowed",
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
+    "x-gateway-token-count": (
+        "`estimated`: the token count in the response is the gateway's own, because the provider does not count"
+    ),
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
         "on an error: whether sending the call again can help; `false` also if the gateway has already retried it, "
@@ -290,6 +293,8 @@ def _uncounted_headers(reply: ClientResponse) -> Headers:
         headers.append((b"x-context-unseen", ",".join(reply.request.at_provider).encode()))
     if reply.request.is_billed_later:
         headers.append((b"x-session-unmetered", b"true"))
+    if reply.request.is_count_estimated:
+        headers.append((b"x-gateway-token-count", b"estimated"))
     return headers
 
 
