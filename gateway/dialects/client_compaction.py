@@ -1,7 +1,7 @@
 """Recognize requests with which a client compacts its conversation by an ordinary call: it asks for a summary.
 
 Claude Code and Codex say so in headers (`gateway.core.calling_agent`) if they are configured to. Without these headers
-the prompt in the last message tells. Each client has fixed sentences for it, at the start of a line.
+it is recognized by the prompt in the last message. Each client has fixed sentences for it, at the start of a line.
 """
 
 from __future__ import annotations

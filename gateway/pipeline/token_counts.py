@@ -1,7 +1,7 @@
 """Count the tokens of a request where its provider cannot: `messages/count_tokens` and `responses/input_tokens`.
 
 The provider is asked first, because its count is exact. A provider without such a path is remembered for an hour, and
-one behind a translation has none. The gateway then responds with its own estimate, and says so in a header.
+one that is called through a translation has none. The gateway then responds with its own estimate, marked in a header.
 """
 
 from __future__ import annotations

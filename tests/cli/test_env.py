@@ -174,7 +174,7 @@ def test_claude_code_compacts_within_the_context_budget(gateway_command: Command
         {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "150000"},
     )
     found = exports(told(gateway_command, "claude-code", config="context: {budget: 60000}\n"))
-    # Its smallest window is 100,000 tokens, so it is also told a share of it.
+    # Its smallest window is 100,000 tokens, so it also gets a share of it.
     assert found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "100000"
     assert found["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "60"
     untrimmed = told(gateway_command, "claude-code", config="context: {budget: 60000, trim: 'off'}\n")

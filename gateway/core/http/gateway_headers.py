@@ -19,7 +19,10 @@ RESPONSE_MODE: Final = b"x-response-mode"
 
 #: headers that change how a call is handled
 DIRECTIVES: Final[Mapping[bytes, str]] = {
-    CONTEXT_BUDGET: "most input tokens of this call, if that is less than its context budget",
+    CONTEXT_BUDGET: (
+        "most input tokens of this call, if that is less than its context budget; ignored while the client compacts "
+        "its conversation"
+    ),
     CONTEXT_TRIM: "`auto`, `off` (send it unchanged) or `shadow` (only report what would be done)",
     BUDGET_TOKENS: "lowers the session's token budget for this call; a higher number has no effect",
     BUDGET_USD: "the same in US dollars, such as `0.50`",
