@@ -48,12 +48,13 @@ class AgentUse:
 
     def with_call(self, record: CallRecord, totals: Totals) -> AgentUse:
         """Return this after one more call. `totals`: those after it."""
-        agent, ended = record.agent, record.started_at + record.duration_s
-        is_named = agent is not None and agent.id == self.id
+        # Subagents that are counted together have neither a common parent nor a common type.
+        agent = record.agent if record.agent is not None and record.agent.id == self.id else None
+        ended = record.started_at + record.duration_s
         return replace(
             self,
-            parent=self.parent or (agent.parent if is_named and agent is not None else None),
-            type=(agent.type if is_named and agent is not None else None) or self.type,
+            parent=self.parent or (agent.parent if agent is not None else None),
+            type=(agent.type if agent is not None else None) or self.type,
             step=record.step,
             created_at=self.created_at or record.started_at,
             last_call_at=max(self.last_call_at, ended),
@@ -85,7 +86,7 @@ def counted_agent(id_: str, known: Mapping[str, object]) -> str:
 def agents_of_session(
     totals: Totals, tools: ToolUse, subagents: Sequence[AgentUse], newest: Iterable[CallRecord]
 ) -> list[AgentUse]:
-    """Return the main agent and the subagents of a session; none if it has no subagents.
+    """Return the main agent of a session and its subagents.
 
     Args:
         totals: of the session.
@@ -93,8 +94,6 @@ def agents_of_session(
         subagents: as the store counts them.
         newest: the newest calls of the session, newest first, of which the main agent has its step.
     """
-    if not subagents:
-        return []
     counts, rest = dict(tools.calls), totals
     for one in subagents:
         rest = rest.less(one.totals)

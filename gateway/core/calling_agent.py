@@ -43,13 +43,12 @@ _CODEX_PARENT: Final = b"x-codex-parent-thread-id"
 _CODEX_SUBAGENT: Final = b"x-openai-subagent"
 _CODEX_TURN: Final = b"x-codex-turn-metadata"
 _COPILOT_TYPE: Final = b"x-interaction-type"
-#: all headers that are read here, besides those of Codex that other clients use as well
-_NAMES: Final = frozenset(
-    {
-        AGENT_ID, AGENT_TYPE, PARENT, _CLAUDE_AGENT, _CLAUDE_PARENT, _CLAUDE_TYPE, _CLAUDE_CLASS, _CLAUDE_COMPACTION,
-        _CODEX_PARENT, _CODEX_SUBAGENT, _CODEX_TURN, _COPILOT_TYPE,
-    }
+#: headers of clients that say something about agents; `thread-id` of Codex alone does not
+CLIENT_HEADERS: Final = (
+    _CLAUDE_AGENT, _CLAUDE_PARENT, _CLAUDE_TYPE, _CLAUDE_CLASS, _CLAUDE_COMPACTION,
+    _CODEX_PARENT, _CODEX_SUBAGENT, _CODEX_TURN, _COPILOT_TYPE,
 )  # fmt: skip
+_NAMES: Final = frozenset({AGENT_ID, AGENT_TYPE, PARENT, *CLIENT_HEADERS})
 #: the field of the body in which Codex repeats its headers; over a WebSocket only this field is of the call itself
 BODY_FIELD: Final = "client_metadata"
 #: largest JSON of Codex that is decoded; real ones have a few hundred characters

@@ -14,6 +14,7 @@ from gateway.core.ports import Calls, Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import SessionView
 from gateway.core.times import time_text
+from gateway.core.tools import OTHERS
 from gateway.core.usage import Totals
 from gateway.server.shown import session_budget_json, totals_json
 
@@ -24,23 +25,31 @@ _Balances = Mapping[AccountKey, Balance]
 
 
 async def agents_json(
-    store: Store, view: SessionView, records: Sequence[CallRecord], policy: BudgetPolicy
+    store: Store, view: SessionView, records: Sequence[CallRecord], policy: BudgetPolicy, *, is_child: bool
 ) -> list[dict[str, Any]]:
-    """Return the main agent and the subagents of a session; an empty list without subagents.
+    """Return the main agent and the subagents of a session; an empty list without subagents and their budgets.
 
-    `records`: the newest calls of the session, newest first.
+    Args:
+        store: the store of the session.
+        view: the session.
+        records: its newest calls, newest first.
+        policy: the limits of its subagents.
+        is_child: the session has a parent session, so that as a whole it is a subagent.
     """
     uses = await store.agents(view.key)
     agents = agents_of_session(view.totals, view.tools, uses, records)
-    claims = _claims(view.key, agents[1:], policy)
+    claims = _claims(view.key, agents if is_child else agents[1:], policy)
+    if not uses and not claims:
+        return []
     balances = {one.key: one for one in await store.balances(claims)} if claims else {}
-    sums = totals_with_children(agents) if agents else {}
+    sums = totals_with_children(agents)
     return [_agent_json(view.key, one, sums.get(one.id), balances) for one in agents]
 
 
 def _claims(session: SessionKey, subagents: Sequence[AgentUse], policy: BudgetPolicy) -> list[Claim]:
-    """Return the accounts of the subagents that have a budget."""
-    limits = [(one, policy.limits_of_agent(AgentName(one.id, one.type))) for one in subagents if policy.agents]
+    """Return the accounts of the subagents that have a budget. Those that are counted together have no common one."""
+    named = [one for one in subagents if policy.agents and one.id != OTHERS]
+    limits = [(one, policy.limits_of_agent(AgentName(one.id, one.type))) for one in named]
     return [Claim(session.agent_account(one.id), found) for one, found in limits if not found.is_none]
 
 

@@ -267,7 +267,7 @@ async def details_json(
         "parents": [parent_json(parent, access, balance) for parent, balance in zip(parents, above, strict=True)],
         **session_tools_json(shown_view, records),
         **steps_json(state, agents),
-        "agents": await agents_json(store, shown_view, records, policy),
+        "agents": await agents_json(store, shown_view, records, policy, is_child=bool(parents)),
     }
 
 

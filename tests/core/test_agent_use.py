@@ -20,8 +20,10 @@ SUBAGENTS = [
 ]
 
 
-def test_a_session_without_subagents_lists_no_agents() -> None:
-    assert agents_of_session(used(100), ToolUse(), [], []) == []
+def test_the_main_agent_of_a_session_without_subagents_has_all() -> None:
+    [main] = agents_of_session(used(100), ToolUse(), [], [])
+    assert (main.id, main.totals) == ("main", used(100))
+    assert totals_with_children([main]) == {}
 
 
 def test_the_main_agent_has_what_no_subagent_used() -> None:

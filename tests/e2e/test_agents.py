@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,13 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from websockets.sync.client import connect
 
-from gateway.mock import MockProvider, MockServer, ToolCall, Turn
-from tests.conftest import StartGateway
-from tests.support.gateways import GatewayThread
+from gateway.core.agent_use import MAX_SUBAGENTS
+from gateway.mock import Behaviour, MockProvider, MockServer, ToolCall, Turn
+from tests.conftest import StartGateway, StartProcess
+from tests.support.gateways import GatewayThread, until
+from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, HI, Web
 
 pytestmark = pytest.mark.long
@@ -136,6 +140,72 @@ def test_two_parallel_subagents_never_exceed_their_cap(
         assert f"of its {CAP:,} tokens" in refusal
     assert rows["main"]["calls"] == 0
     check_sums(gateway.web)
+
+
+def test_codex_names_the_agent_of_each_call_over_one_websocket(
+    gateway: GatewayThread, mock: MockProvider, session: str
+) -> None:
+    del mock
+    helper = {"session_id": session, "thread_id": "helper", "x-openai-subagent": "collab_spawn"}
+    helper["x-codex-parent-thread-id"] = session
+    root = {"session_id": session, "thread_id": session}
+    compaction = {**root, "x-codex-turn-metadata": json.dumps({"request_kind": "compaction"})}
+    headers = {"session-id": session, "thread-id": session}
+    address = gateway.url.replace("http", "ws") + "/v1/responses"
+    with connect(address, additional_headers=headers) as socket:
+        for metadata in (root, helper, compaction):
+            body = {"type": "response.create", "model": "mock-small", "input": "hi", "client_metadata": metadata}
+            socket.send(json.dumps(body))
+            while json.loads(socket.recv(LIMIT_S))["type"] != "response.completed":
+                pass
+    calls = gateway.web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert [(call["agent"], call["parent_agent"], call["request_class"]) for call in calls] == [
+        ("main", None, "compaction"),
+        ("helper", "main", "subagent"),
+        (None, None, None),
+    ]
+    check_sums(gateway.web, session)
+
+
+def test_subagents_beyond_the_counted_ones_have_budgets_of_their_own(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    del mock
+    gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"calls": 1}}})
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 10}
+    for number in range(MAX_SUBAGENTS + 2):
+        assert gateway.web.post(CHAT, body, of_own(f"a{number}")).status == 200
+    last = f"a{MAX_SUBAGENTS + 1}"
+    assert gateway.web.post(CHAT, body, of_own(last)).error["budget"]["id"] == f"{ROOT}/{last}"
+    rows = agents(gateway.web)
+    assert len(rows) == MAX_SUBAGENTS + 2
+    assert (rows["…"]["calls"], rows["…"]["budget"], rows["main"]["calls"]) == (2, None, 0)
+    check_sums(gateway.web)
+    found = gateway.web.get(f"/api/sessions/{ROOT}/calls?agent={last}").json["calls"]
+    assert [call["outcome"] for call in found] == ["refused", "ok"]
+
+
+def test_a_call_of_a_killed_worker_is_charged_to_its_agent(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
+) -> None:
+    flags = {"budget.agents": {"*": {"tokens": CAP}}, "budget.lease_s": 5}
+    first = gateway_process(mock_server.url, **flags)
+    mock.push(Turn(text="word " * 400, behaviour=Behaviour(chunks=400, interval=0.05)))
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 500, "stream": True}
+    with first.web.open("POST", CHAT, body, of_own("a")) as stream:
+        for _ in range(40):  # lines: about 20 events
+            assert stream.readline()
+        first.signal(signal.SIGKILL)
+        first.wait()
+    second = gateway_process(mock_server.url, folder=first.folder, **flags)
+    row = until(lambda: agents_if_known(second.web).get("a"), 60.0, "the orphaned call is settled")
+    assert 0 < total(row) == row["budget"]["used"]["tokens"] <= CAP
+    [call] = second.web.get(f"/api/sessions/{ROOT}/calls?agent=a").json["calls"]
+    assert (call["outcome"], call["agent_type"]) == ("worker_lost", "researcher")
+
+
+def agents_if_known(web: Web) -> dict[str, Any]:
+    return agents(web) if web.get(f"/api/sessions/{ROOT}").status == 200 else {}
 
 
 def test_refusal_names_agent_number_limit_and_remedy(
@@ -298,10 +368,17 @@ def test_child_sessions_are_subagents(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
 ) -> None:
     del mock
-    gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"calls": 1}}})
+    gateway = gateway_server(mock_server.url, **{"budget.agents": {"*": {"calls": 2}}})
     body = {"model": "mock-small", "messages": HI, "max_tokens": 10}
     child = {"x-session-affinity": "child", "x-parent-session-id": "parent", "user-agent": "opencode/1.0"}
     assert gateway.web.post(CHAT, body, child).status == 200
-    assert gateway.web.post(CHAT, body, child).error["budget"]["id"] == "child/main"
-    for _ in range(2):
+    # The parent of a session stays, whatever its later calls name. An agent in a child session is below it.
+    assert gateway.web.post(CHAT, body, {"x-session-affinity": "child", "x-agent-id": "a"}).status == 200
+    for headers in (child, {"x-session-affinity": "child"}):
+        assert gateway.web.post(CHAT, body, headers).error["budget"]["id"] == "child/main"
+    rows = agents(gateway.web, "child")
+    assert {name: row["budget"]["used"]["calls"] for name, row in rows.items()} == {"main": 2, "a": 1}
+    for _ in range(3):
         assert gateway.web.post(CHAT, body, {"x-session-affinity": "parent"}).status == 200
+    assert agents(gateway.web, "parent") == {}
+    check_sums(gateway.web, "child")

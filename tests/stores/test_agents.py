@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -17,7 +18,7 @@ from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, CallRecord
 from gateway.core.stored import OpenHold
 from gateway.core.tools import OTHERS
-from gateway.core.usage import Charge, Totals, Usage
+from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 
 MakeRecord = Callable[..., CallRecord]
 
@@ -183,3 +184,25 @@ async def test_a_hold_on_a_subagents_account_never_exceeds_its_limit(store: Stor
     assert refusals == ["agent s/helper True"] * 3
     session, agent = await store.balances(claims)
     assert (session.held, agent.held) == (Amount(20, 0, 2), Amount(20, 0, 2))
+
+
+async def test_sums_of_a_subagent_are_as_large_and_exact_as_those_of_its_session(
+    store: Store, record: MakeRecord
+) -> None:
+    odd = Charge(Usage.of(2**53 - 1, 2**53 - 3), "mixed", Decimal("9007.199254740993"))
+    most = Charge(Usage.of(MAX_TOKENS, MAX_TOKENS), "provider", Decimal(4_000_000))
+    for charge in (odd, CHARGE, *[most] * 2):
+        await store.settle(made_by(HELPER, record, charge=charge))
+        assert (await uses(store))["helper"].totals == await store.totals(KEY)
+
+
+async def test_parallel_settlements_of_subagents_add_up(store: Store, record: MakeRecord) -> None:
+    agents = [HELPER, NESTED, None]
+    calls = [made_by(agents[number % 3], record, tools=("read",)) for number in range(60)]
+    await asyncio.gather(*(store.settle(call) for call in calls))
+    found = await uses(store)
+    assert {name: (use.totals.calls, use.tools) for name, use in found.items()} == {
+        "helper": (20, {"read": 20}),
+        "nested": (20, {"read": 20}),
+    }
+    assert (await store.totals(KEY)).calls == 60

@@ -12,6 +12,7 @@ from decimal import Decimal
 from math import ceil
 from typing import Final, NamedTuple
 
+from gateway.core.calling_agent import MAIN
 from gateway.core.ledger.arithmetic import (
     MOST,
     NO_LIMITS,
@@ -41,6 +42,10 @@ class AgentName(NamedTuple):
 
     id: str
     type: str | None = None
+
+
+#: the subagent that a child session is as a whole
+CHILD_SESSION: Final = AgentName(MAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class ChargedAccounts:
     Attributes:
         declared: the budget that the call itself declares for its session.
         agents: the subagent of the session that makes the call, and the subagents above it, nearest first. Empty for a
-            call of the main agent.
+            call of the main agent. A child session is added to them, see `CHILD_SESSION`.
     """
 
     namespace: str
@@ -111,11 +116,18 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]
     if charged.session is not None:
         claims.append(Claim(charged.session.account, policy.session, charged.declared))
-        for agent in reversed(charged.agents):
+        for agent in reversed(_limited_agents(policy, charged)):
             limits = policy.limits_of_agent(agent)
             if not limits.is_none:
                 claims.append(Claim(charged.session.agent_account(agent.id), limits))
     return tuple(claims)
+
+
+def _limited_agents(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[AgentName, ...]:
+    """Return the subagents that a call is charged to, nearest first. All of a child session works for its parent."""
+    if not policy.agents or not charged.parents or CHILD_SESSION in charged.agents:
+        return charged.agents
+    return (*charged.agents, CHILD_SESSION)
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:

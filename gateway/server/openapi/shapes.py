@@ -305,7 +305,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "agents": array(
                 record("one agent of the session", _AGENT_FIELDS),
                 "the main agent, then the subagents by their first call; together they have the session's totals. "
-                "Empty if no call named a subagent",
+                "Empty if there are no subagents",
             ),
         },
     ),

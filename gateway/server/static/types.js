@@ -33,7 +33,7 @@
 /**
  * The numbers of a budget error.
  * @typedef {object} Arithmetic
- * @property {"session" | "key" | "rate"} account
+ * @property {"session" | "agent" | "key" | "rate"} account
  * @property {string} id id of the session, or name of the client key
  * @property {"tokens" | "usd" | "calls"} unit
  * @property {number | string} limit

@@ -70,7 +70,8 @@ function indent(agent, known) {
 function budget({ id, budget: found }) {
   if (!found) return null;
   const share = found.used_fraction;
-  return meter(share, `${id} has used ${percent(share)} of its budget`, share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "");
+  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
+  return meter(share, `${id} has used ${percent(share)} of its budget`, kind);
 }
 
 /** @param {Agent} agent */
