@@ -206,7 +206,8 @@ class Exchange:
             gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
         if metered:
-            state.agent = calling_agent_of(incoming, call, is_compaction=state.context.compaction is not None)
+            is_compaction = state.context.compaction is not None
+            state.agent = await self._read(partial(calling_agent_of, incoming, call, is_compaction=is_compaction))
         stored_id = incoming.endpoint.response_id
         lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
         try:

@@ -10,6 +10,7 @@ The gateway's own names are listed even if the provider does not respond with a 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -37,6 +38,8 @@ _MAX_WAIT_S: Final = 10.0
 _OK: Final = 200
 #: `groq/llama` in a path, the slash encoded or not
 _PREFIXED: Final = re.compile(r"models/([^/%]+)(?:/|%2f)(.+)", re.IGNORECASE)
+#: Models that are described before other calls get their turn. The first look into the tables takes 0.3 ms for each.
+_WITHOUT_PAUSE: Final = 16
 #: asks for a later page than the first, which has the gateway's own names
 _FURTHER: Final = re.compile(r"(?:^|&)(?:after|before)(?:_id)?=")
 #: headers of the provider that describe its body
@@ -130,7 +133,7 @@ class ModelList:
             if listed is None and (reply.status != _OK or not incoming.caller.models):
                 yield reply
             else:
-                yield self._list(own, listed or _NOTHING, incoming, reply)
+                yield await self._list(own, listed or _NOTHING, incoming, reply)
 
     async def _with_own(self, own: Iterable[str], incoming: Incoming) -> ClientResponse:
         try:
@@ -138,9 +141,9 @@ class ModelList:
                 listed = await _read(reply, _listed)
         except UpstreamTimeout:
             listed = None
-        return self._list(own, listed, incoming, reply) if listed else self._list(own, _NOTHING, incoming)
+        return await (self._list(own, listed, incoming, reply) if listed else self._list(own, _NOTHING, incoming))
 
-    def _list(
+    async def _list(
         self, own: Iterable[str], listed: _Listed, incoming: Incoming, reply: ClientResponse | None = None
     ) -> ClientResponse:
         """Return the gateway's names and the provider's models.
@@ -154,7 +157,9 @@ class ModelList:
             known = with_fields(listed.models[name], self._fields(name)) if name in leads_there else {}
             models.append({**self._own(name, incoming), **known})
         ours = set(self._routes.names())
-        for name, model in listed.models.items():
+        for number, (name, model) in enumerate(listed.models.items()):
+            if number % _WITHOUT_PAUSE == 0:
+                await asyncio.sleep(0)
             shown = name if name in leads_there else f"{provider}/{name}"
             if name not in ours and is_allowed(shown, incoming.caller.models):
                 known = with_fields(model, self._fields(shown))

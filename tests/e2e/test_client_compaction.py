@@ -193,3 +193,20 @@ def test_a_compaction_summarizes_full_results_where_an_ordinary_call_gets_shorte
     assert sent(mock)[3]["content"] != rows
     ask(gateway.web, [*shown, {"role": "user", "content": CLAUDE}], max_tokens=3_000)
     assert sent(mock)[3]["content"] == rows
+
+
+def test_a_step_does_not_force_a_tool_call_instead_of_a_summary(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    steps = [{"name": "look", "is_default": True, "enforce": "require", "sequence": ["list_depot"]}]
+    gateway = gateway_server(mock_server.url, models=MODELS, steps=steps)
+    ask(gateway.web, talk(0))
+    assert json.loads(mock.calls[-1].body)["tool_choice"] not in (None, "auto")
+    ask(gateway.web, talk(0, CLAUDE), {"x-session-id": "other"})
+    assert json.loads(mock.calls[-1].body).get("tool_choice", "auto") == "auto"
+
+
+def test_a_large_conversation_is_recognized(gateway: GatewayThread, mock: MockProvider) -> None:
+    words = [{"role": "user", "content": "x" * 600_000}, {"role": "assistant", "content": "Yes."}]
+    ask(gateway.web, [*words, {"role": "user", "content": CLAUDE}], max_tokens=100)
+    assert last_record(gateway.web)["request_class"] == "compaction"
