@@ -304,13 +304,18 @@ class CallRecord:
         """Return the difference of the estimate to the reported input, or None if the provider did not report it.
 
         A report that cannot be of the whole request, such as 0, is ignored. It would make the estimate of the session's
-        next request too low.
+        next request too low. So would that of a compaction: the next request has another, far shorter conversation.
         """
         context, reported = self.context, self.request_tokens
-        if context is None or not reported:
+        if context is None or not reported or self.is_compaction:
             return None
         whole = whole_request_tokens(reported, context.estimate, context.newest, context.before, context.key)
         return context.reported(whole) if whole is not None else None
+
+    @property
+    def is_compaction(self) -> bool:
+        """Return whether the call replaced the conversation of its client by a summary."""
+        return self.agent is not None and self.agent.request_class == "compaction"
 
     @property
     def request_tokens(self) -> int:

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.mock import MockProvider, MockServer
+from gateway.mock import MockProvider, MockServer, Turn
 from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
 from tests.support.gateways import GatewayThread
@@ -210,3 +210,22 @@ def test_a_large_conversation_is_recognized(gateway: GatewayThread, mock: MockPr
     words = [{"role": "user", "content": "x" * 600_000}, {"role": "assistant", "content": "Yes."}]
     ask(gateway.web, [*words, {"role": "user", "content": CLAUDE}], max_tokens=100)
     assert last_record(gateway.web)["request_class"] == "compaction"
+
+
+def test_the_reported_tokens_of_a_compaction_do_not_correct_later_counts(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, models=MODELS)
+
+    def count() -> int:
+        body = {"model": "mock-small", "messages": talk(4), "tools": TOOLS}
+        return int(gateway.web.post("/api/count?session=s", body).json["tokens"])
+
+    ask(gateway.web, talk(3))
+    before = count()
+    mock.push(Turn("A summary.", usage=(20_000, 10)))
+    ask(gateway.web, talk(30, CLAUDE))
+    assert count() == before
+    mock.push(Turn("An answer.", usage=(20_000, 10)))
+    ask(gateway.web, talk(30))
+    assert count() != before, "an ordinary call corrects them"
