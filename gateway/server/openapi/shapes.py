@@ -84,6 +84,15 @@ def _about(about: str) -> Mapping[str, str]:
     return {"description": about} if about else {}
 
 
+#: what the gateway knows of a model; in foreign formats, so that the provider may have other types
+_MODEL_FACTS: Final[Mapping[str, Schema]] = {
+    "context_length": {"description": "context window that the gateway allows, in tokens"},
+    "max_context_length": {"description": "the same"},
+    "max_input_tokens": {"description": "the most input tokens"},
+    "max_tokens": {"description": "the most output tokens"},
+    "top_provider": {"description": "window and most output tokens, in the form of OpenRouter"},
+    "pricing": {"description": "US dollars per token, as text"},
+}
 _TIME: Final = {"type": "string", "format": "date-time"}
 _MAYBE_TIME: Final = {**_TIME, "type": ["string", "null"]}
 _USD: Final = "in US dollars, with six decimals"
@@ -528,7 +537,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     },
     "ForeignModel": {
-        **record("a model, with further fields of its provider", {"id": text("model name in a request")}),
+        **record(
+            "a model, with further fields of its provider",
+            {"id": text("model name in a request"), **_MODEL_FACTS},
+            optional=_MODEL_FACTS,
+        ),
         "additionalProperties": True,
     },
     "ModelList": {
