@@ -177,7 +177,7 @@ def _limits(config: Path | None, model: str | None) -> ClientLimits:
     """Return what the gateway allows of a model; without a model, what it allows of any."""
     from gateway.app.resources import open_catalog, open_families
     from gateway.config.policies import context_policy, routes_of
-    from gateway.core.context_budget import usable_window
+    from gateway.core.context_budget import smallest_limit, usable_window
     from gateway.core.errors import UnknownModel
     from gateway.core.routing import ModelFacts
     from gateway.counters.registry import Counters
@@ -193,7 +193,8 @@ def _limits(config: Path | None, model: str | None) -> ClientLimits:
             except UnknownModel as fault:
                 stop(fault.message, Exit.USAGE)
         policy = context_policy(settings, lambda _: ModelFacts())
-    window = usable_window(policy, facts)
+    # Clients compact when their input is nearly as long as the window.
+    window = smallest_limit(usable_window(policy, facts), facts.input)
     if model is not None and window is None:
         advice = "Set its window in gateway.yaml under models."
         typer.echo(f"# The context window of {quoted(model)} is unknown. {advice}", err=True)

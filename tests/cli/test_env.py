@@ -194,6 +194,9 @@ def test_claude_code_learns_the_window_of_a_model_that_it_does_not_know(gateway_
     wide = exports(told(gateway_command, "claude-code", "--model", "wide"))
     assert wide["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "1000000"
     assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS" not in wide
+    limited = "models: [{match: wide, provider: openai, window: 900000, input: 200000}]\n"
+    found = exports(told(gateway_command, "claude-code", "--model", "wide", config=limited))
+    assert found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "200000"
     known = exports(told(gateway_command, "claude-code", "--model", "claude-opus-5-5"))
     assert known.keys() == {"ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"}
 
