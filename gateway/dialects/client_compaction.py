@@ -36,7 +36,8 @@ _SEARCHED: Final = 32 * 1024
 #: Messages at the end that may have the prompt: the operator's system messages can follow it.
 _LAST: Final = 2
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_NO_USER: Final = frozenset({"system", "developer"})
+#: a tuple, because a client may send a role that cannot be in a set
+_NO_USER: Final = ("system", "developer")
 
 
 def has_compaction_prompt(call: Call, wire: Wire | None) -> bool:

@@ -66,6 +66,8 @@ def test_a_prompt_before_or_after_a_long_conversation_in_one_message_is_recogniz
         [HI, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "text": PROMPTS[0]}]}],
         [HI, {"role": "user", "content": [PROMPTS[0], None, {"text": 5}]}],
         [HI, PROMPTS[0], 5],
+        [HI, {"role": [], "content": PROMPTS[0]}],
+        [HI, {"role": {}, "content": {"text": PROMPTS[0]}}],
         [HI, {"type": "function_call_output", "call_id": "a", "output": PROMPTS[0]}],
     ],
 )

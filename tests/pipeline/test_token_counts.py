@@ -125,3 +125,18 @@ def test_counts_behind_a_translation_are_the_gateways(upstream: ByteServer, gate
     assert raw.headers[MARK] == "estimated"
     assert 500 < raw.parse().input_tokens < 700
     assert upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"messages": [5, None, {"role": []}]},
+        {"messages": [{"role": "user", "content": {"a": 1}}], "tools": 5},
+        {"messages": HI, "system": 7, "tools": [None, {"name": {}}]},
+        {"messages": [[]], "thinking": [], "tool_choice": "x"},
+        {"messages": {"role": "user"}},
+    ],
+)
+def test_odd_requests_get_a_count_or_a_refusal(odd: dict[str, Any], gateway: GatewayThread) -> None:
+    assert gateway.web.post(COUNT, {"model": "m", **odd}).status in (200, 400, 404)
+    assert gateway.web.post(INPUT_TOKENS, {"model": "m", "input": odd["messages"]}).status in (200, 400, 404)
