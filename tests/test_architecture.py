@@ -118,6 +118,8 @@ TESTED_ELSEWHERE = {
     "dialects.fields": "dialects/test_base.py",  # one set of bodies is read, identified and counted
     "dialects.opening": "dialects/test_base.py",
     "dialects.texts": "dialects/test_base.py",
+    "pipeline.closing": "e2e/test_closing.py",  # which calls may close shows in whole calls
+    "pipeline.downgrade": "e2e/test_downgrade.py",
     "upstream.litellm.library": "upstream/test_litellm.py",  # one adapter, tested from outside
     "upstream.litellm.faults": "upstream/test_litellm.py",
     "upstream.litellm.observed": "upstream/test_litellm.py",

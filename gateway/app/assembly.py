@@ -28,6 +28,7 @@ from gateway.core.thinking_origin import ThinkingRules
 from gateway.core.times import Clocks
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.downgrade import Downgrades
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
 from gateway.pipeline.token_counts import TokenCounts
@@ -157,6 +158,7 @@ def assemble(
     )
     secrets = [secret for provider in providers.values() for secret in secrets_of(provider)]
     comment = totals_comment if policy.stream_totals else None
+    origins = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
     gateway = Gateway(
         routes=routes,
         providers=providers,
@@ -167,7 +169,7 @@ def assemble(
         steps=steps,
         background=background,
         background_settlement=background_settlement,
-        thinking=ThinkingOrigins(store, planner.read, thinking or ThinkingRules()),
+        thinking=origins,
         accounts=accounts,
         settlement=settlement,
         composer=composer,
@@ -178,6 +180,7 @@ def assemble(
             accounts, background_settlement, settlement, clock, totals_comment=comment, secrets=secrets
         ),
         new_id=new_id,
+        downgrades=Downgrades(limits.downgrade, planner=planner, facts=facts, thinking=origins, store=store),
         clock=clock,
         wall=wall,
     )

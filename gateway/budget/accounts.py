@@ -30,6 +30,7 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.output_limit import (
     LEAST_SUMMARY,
     STREAM_STEP,
@@ -89,6 +90,11 @@ class Accounts:
         #: would not bound them.
         self._in_one_piece = RecentModels(clock)
 
+    @property
+    def closing(self) -> ClosingPolicy | None:
+        """Return the settings of closing calls; None if there are none."""
+        return self._budgets.policy.closing
+
     # --- before the call ---------------------------------------------------------------------------------------
 
     async def open(self, state: CallState) -> Remembered:
@@ -102,7 +108,12 @@ class Accounts:
         caller, directives = state.incoming.caller, state.incoming.directives
         agents = named_agents(state.agent) if self._budgets.policy.agents else ()
         state.budget.charged = ChargedAccounts(
-            caller.namespace, caller.budget, state.session, declared=directives.budget, agents=agents
+            caller.namespace,
+            caller.budget,
+            state.session,
+            declared=directives.budget,
+            agents=agents,
+            is_compaction=state.is_compaction,
         )
         return self._take_opened(
             state,
@@ -159,6 +170,8 @@ class Accounts:
         except StoreUnavailable:
             # The store may have made the hold all the same. The record of the call gives it back, even of a refused
             # one.
+            if state.budget.closing is not None:
+                raise  # Another worker may make the closing call, and this one cannot know.
             state.budget.accounts = self._budgets.without_store(state.budget.accounts)
             state.notes["store"] = _STALE
             state.budget.hold = await self._reserve(state, call, routes)
@@ -227,6 +240,7 @@ class Accounts:
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
+        tokens, expected = tokens + state.closing_tokens, expected + state.closing_tokens
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not state.is_fetched_later
         kept = state.kept_by(*ahead)
@@ -248,6 +262,7 @@ class Accounts:
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
             model=state.routing.route.model,
             can_grow=can_end
+            and state.budget.closing is None
             and all(facts.reasoning is False for facts in known)
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
@@ -255,6 +270,7 @@ class Accounts:
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
             room=widest_room(windows, tokens),
             expected=expected,
+            is_last=state.budget.closing is not None,
         )
 
     def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:

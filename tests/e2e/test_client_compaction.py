@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -11,6 +13,7 @@ import pytest
 
 from gateway.mock import MockProvider, MockServer, Turn
 from tests.conftest import StartGateway
+from tests.stores.redis_servers import RedisServer
 from tests.support.conversations import TOOLS, agent
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, Web
@@ -229,3 +232,31 @@ def test_the_reported_tokens_of_a_compaction_do_not_correct_later_counts(
     mock.push(Turn("An answer.", usage=(20_000, 10)))
     ask(gateway.web, talk(30))
     assert count() != before, "an ordinary call corrects them"
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def store_flags(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Return the settings of each kind of store."""
+    if request.param != "redis":
+        yield {"store.url": "memory://"} if request.param == "memory" else {}
+        return
+    redis = RedisServer(tmp_path)
+    yield {"store.url": redis.url}
+    redis.kill()
+
+
+def test_a_compaction_may_use_what_is_kept_for_the_closing_call(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, store_flags: dict[str, str]
+) -> None:
+    budget = {"budget.tokens": 20_000, "budget.closing": {"reserve": 0.5}, "budget.clamp_output": False}
+    gateway = gateway_server(mock_server.url, models=MODELS, **budget, **store_flags)
+    mock.push(Turn("An answer.", usage=(120, 9_000)))
+    assert ask(gateway.web, talk(0), max_tokens=100)[0] == 200
+    before = len(mock.calls)
+    assert ask(gateway.web, talk(2, CLAUDE), max_tokens=4_000)[0] == 200
+    body = json.loads(mock.calls[-1].body)
+    assert (len(mock.calls), body["max_tokens"], body["messages"]) == (before + 1, 4_000, talk(2, CLAUDE))
+    assert last_record(gateway.web)["request_class"] == "compaction"
+    # An ordinary call of the same size does not fit into the other half: it becomes the closing call.
+    assert ask(gateway.web, talk(2, PLAIN), max_tokens=4_000)[0] == 200
+    assert json.loads(mock.calls[-1].body)["messages"] != talk(2, PLAIN)

@@ -183,6 +183,7 @@ class CallNeed:
         can_grow: the hold can be extended while the output arrives.
         can_end: the output is streamed text, so that the stream can be ended when it far exceeds the hold.
         completes_without_client: the provider completes the output even if no client waits for it.
+        is_last: it is the closing call of its session, so nothing is left for other calls and its limit is lowered.
     """
 
     input_tokens: int
@@ -199,6 +200,7 @@ class CallNeed:
     least_output: int = 0
     room: int | None = None
     expected: int | None = None
+    is_last: bool = False
 
 
 def hold_for(
@@ -213,7 +215,8 @@ def hold_for(
     most = _most_units(need, fixed, unit, balances)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
-    least = _fewest_units(most, fixed, unit, balances) if clamp or need.output is None else most
+    is_lowered = clamp or need.is_last or need.output is None
+    least = _fewest_units(most, fixed, unit, balances) if is_lowered else most
     return Hold(call_id, claims, fixed, unit, max(least, min(need.least_output, most)), most)
 
 
@@ -234,6 +237,8 @@ def _most_units(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[
     if need.output is not None:
         return need.output if need.model_output is None else min(need.output, need.model_output)
     most = need.model_output or DEFAULT_OUTPUT
+    if need.is_last:
+        return _within_room(most, need)
     left = _units_left(balances, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
     # If the model's longest output is held, no limit is sent, and the provider fits the output into the window.
@@ -281,7 +286,7 @@ def affordable_input(balances: Sequence[Balance], output: int | None, rate: Toke
     """
     allowed = []
     for balance in balances:
-        tokens, usd = balance.left("tokens"), balance.left("nano_usd")
+        tokens, usd = balance.free("tokens"), balance.free("nano_usd")
         if tokens is not None:
             allowed.append(tokens - min(output or _OUTPUT_LEAST, tokens // _FREE_SHARE))
         if usd is not None and rate is not None and rate.input > 0:

@@ -191,6 +191,10 @@ MIGRATIONS: Final = (
         cost_pico_usd INTEGER NOT NULL, PRIMARY KEY (namespace, id, agent)
     ) WITHOUT ROWID;
     """,
+    # The closing call of an account, see `ledger.closing_mark`. NULL if there was none.
+    """
+    ALTER TABLE accounts ADD COLUMN closing TEXT;
+    """,
 )
 
 #: longest wait for another worker that migrates the file

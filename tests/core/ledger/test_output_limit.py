@@ -27,6 +27,7 @@ from gateway.core.ledger.charging import (
 from gateway.core.ledger.output_limit import (
     DEFAULT_OUTPUT,
     STREAM_STEP,
+    USEFUL,
     CallNeed,
     LimitToSend,
     OutputAsked,
@@ -184,6 +185,14 @@ def test_unlimited_output_holds_a_share_of_what_is_left() -> None:
     assert hold(CallNeed(0, model_output=20_000, room=700), (balance(Limits(tokens=60_000)),)).most == 700
     assert hold(CallNeed(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
     assert hold(CallNeed(0, output=900, room=700), rich).most == 900, "it is the call's own"
+
+
+def test_a_closing_call_holds_all_that_is_left_and_is_lowered_to_it() -> None:
+    left = (balance(Limits(tokens=40_001)),)
+    assert hold(CallNeed(0, is_last=True), left).most == DEFAULT_OUTPUT
+    assert hold(CallNeed(0, is_last=True, model_output=30_000), left).most == 30_000
+    assert hold(CallNeed(0, is_last=True, model_output=30_000, room=700), left).most == 700
+    assert hold(CallNeed(0, is_last=True, output=90_000), left, clamp=False).least == USEFUL
 
 
 def test_window_room_is_what_input_leaves_if_useful() -> None:
