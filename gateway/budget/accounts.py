@@ -16,6 +16,7 @@ from math import ceil
 from typing import Final
 
 from gateway.budget.reservation import Budgets, OpenedAccounts, named_agents
+from gateway.budget.usual_output import UsualOutput
 from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
@@ -79,9 +80,12 @@ class Accounts:
         settler: Settler,
         facts: Callable[[Route], ModelFacts],
         read_body: ReadBody,
+        usual: UsualOutput,
         clock: Callable[[], float],
     ) -> None:
         self._budgets = budgets
+        self._usual = usual
+        self._clock = clock
         self._records = records
         self._settler = settler
         self._facts = facts
@@ -160,6 +164,7 @@ class Accounts:
         self._check_deferred(state)
         if state.budget.accounts.budgets:
             await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
+            await self._read_usual_output(state, call)
         # The store may have made the hold even if the call ends before its reply.
         state.budget.is_holding = True
         try:
@@ -179,7 +184,24 @@ class Accounts:
             state.budget.is_holding = False
             raise
         state.budget.accounts = state.budget.hold.accounts
+        usual, lease = state.budget.usual_output, state.budget.hold.lease
+        if usual is not None and 0 < lease.step < STREAM_STEP:
+            state.notes["reserved"] = f"{lease.tokens:,} output tokens at first; usual are {usual:,}"
         return routes
+
+    async def _read_usual_output(self, state: CallState, call: Call) -> None:
+        """Read the usual output of a stream without a limit, which is reserved first if the hold can grow.
+
+        With `budget.clamp_output: false`, calls are refused rather than shortened, so a stream reserves more at first.
+        A summary of the whole conversation is longer than other responses.
+        """
+        asked = output_to_reserve(state.output_asked, state.step_output)
+        is_limited = limits_output(state.budget.accounts.budgets)
+        is_lowered = self._budgets.policy.clamp and not state.is_compaction
+        if call.stream and asked is None and is_limited and is_lowered:
+            routes = state.routing.routes
+            ahead = routes[routes.index(state.routing.route) :]
+            state.budget.usual_output = await self._usual.of(state.session, ahead)
 
     @staticmethod
     def check_held(state: CallState) -> None:
@@ -248,6 +270,7 @@ class Accounts:
         expected += kept if plan is None else 0
         rates = self._rates(state, call, ahead, tokens + kept)
         windows = [facts.window for facts in known]
+        choices = responses_asked(fields, wire)
         if plan is not None:
             # The provider of the current route may have reported another window.
             windows[0] = plan.window
@@ -256,7 +279,7 @@ class Accounts:
             output=output,
             model_output=longest_output([facts.output for facts in known]),
             least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_client_compaction else 0),
-            choices=responses_asked(fields, wire),
+            choices=choices,
             has_output=wire is not None or output is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
@@ -271,6 +294,7 @@ class Accounts:
             room=widest_room(windows, tokens),
             expected=expected,
             is_last=state.budget.closing is not None,
+            usual_output=state.budget.usual_output if choices == 1 and state.budget.closing is None else None,
         )
 
     def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
@@ -310,7 +334,10 @@ class Accounts:
         lease = state.budget.hold.lease
         if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
             await self._budgets.check(lease)
-            lease.schedule_check(state.response.bytes_sent, lease.delivered())
+            delivered = lease.delivered()
+            lease.schedule_check(state.response.bytes_sent, delivered)
+            if delivered and state.budget.output_seen_at is None:
+                state.budget.output_seen_at = self._clock()
         return lease.is_over
 
     @staticmethod
@@ -329,7 +356,12 @@ class Accounts:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def note_stream_in_one_piece(self, state: CallState, record: CallRecord) -> None:
+    def learn(self, state: CallState, record: CallRecord) -> None:
+        """Remember how long the response was, and whether it came in one piece."""
+        self._usual.note(state, record)
+        self._note_stream_in_one_piece(state, record)
+
+    def _note_stream_in_one_piece(self, state: CallState, record: CallRecord) -> None:
         """Note the route if its stream came in one piece, far longer than the hold, so that it could not be ended."""
         taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.final_response_tokens is not None or taken.hold is None:

@@ -37,6 +37,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
+from gateway.core.runaway import Finding
 from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
@@ -113,6 +114,8 @@ class BudgetState:
         is_holding: the store was asked to reserve something. It may have done so even if its reply was lost.
         hold: what is reserved; None before that.
         text_tokens: estimated tokens of the call's texts, if they were read for the hold.
+        usual_output: the usual output tokens of the call, if it may be reserved for; None if unknown.
+        output_seen_at: monotonic seconds when a check of the hold first found output in a stream.
         caches_long: the call may ask for a cache of an hour or more, which costs more. Only read under a USD budget.
         closing: set if it is the closing call of its session; `pipeline.closing` sets it.
     """
@@ -123,6 +126,8 @@ class BudgetState:
     is_holding: bool = False
     hold: TakenHold | None = None
     text_tokens: int | None = None
+    usual_output: int | None = None
+    output_seen_at: float | None = None
     caches_long: bool = False
     closing: ClosingCall | None = None
 
@@ -142,8 +147,9 @@ class StepsState:
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
         refused_changes: the route whose model refused a system message that removes tools; None if none did.
-        contents: the messages of the call, if a condition needs them; None if they are to be read for the plan.
+        contents: the messages of the call, if they were read for a rule; None if they are to be read for the plan.
         counts: the token counts of `contents`, if a condition needs them.
+        warnings: what runaway protection found. Written by `steps.runaway`.
     """
 
     active: ActiveStep | None = None
@@ -152,6 +158,7 @@ class StepsState:
     refused_changes: Route | None = None
     contents: Contents | None = None
     counts: RequestCounts | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 class UnreadExtracts(NamedTuple):
