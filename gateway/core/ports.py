@@ -17,6 +17,7 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import (
@@ -118,6 +119,7 @@ class Ledger(Protocol):
         - A record without a charge adds nothing to the totals. Its session is listed from then on, with this call's
           time.
         - A call that was settled as orphaned or pending is corrected, see `CallRecord.replaces`.
+        - The usage of the call's hour and day is changed in the same way, see `UsageHistory`.
 
         Args:
             record: the record of the call.
@@ -247,6 +249,17 @@ class Calls(Protocol):
         ...
 
 
+class UsageHistory(Protocol):
+    """The usage of all calls by hour and by day, which a store keeps longer than sessions and call records.
+
+    `Ledger.settle` writes it in the same transaction.
+    """
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """Return the rows of these hours or days, in any order. Several rows can have the same labels."""
+        ...
+
+
 class Results(Protocol):
     """The full texts of tool results, which a store keeps by handle as long as their session."""
 
@@ -311,7 +324,7 @@ class Lessons(Protocol):
 
 
 @runtime_checkable
-class Store(Ledger, Sessions, Calls, Results, ClientKeys, Lessons, Protocol):
+class Store(Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, Protocol):
     """Everything that the gateway keeps. A part of the gateway uses the smallest of these Protocols that it needs."""
 
     async def ping(self) -> None:

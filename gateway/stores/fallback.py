@@ -15,6 +15,7 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     CallEnd,
@@ -197,6 +198,13 @@ class FallbackStore:
         """See `Calls.settled_after`."""
         with self._needed:
             return await self._store.settled_after(after, limit)
+
+    # --- UsageHistory -------------------------------------------------------------------------------------------
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `UsageHistory.usage`."""
+        with self._optional:
+            return await self._store.usage(query)
 
     # --- Results -----------------------------------------------------------------------------------------------
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.retention import DEFAULT_RETENTION, Retention
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
@@ -90,7 +91,12 @@ class MemoryStore:
     `now` returns Unix seconds, `moment` the time for holds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.time,
+        moment: Callable[[], Moment] = clock.now,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> None:
         self._now = now
         self._ledger = MemoryLedger(now, moment)
         self._keys: dict[str, StoredKey] = {}
@@ -98,7 +104,7 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
-        self._calls = MemoryCalls()
+        self._calls = MemoryCalls(retention)
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._kept_by_provider: dict[SessionKey, str] = {}
@@ -337,6 +343,10 @@ class MemoryStore:
         settled = [Settled(record, totals) for record, totals in shown if record is not None]
         return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
 
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `Store.usage`."""
+        return self._calls.rollups.read(query)
+
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
         self._ledger.clear(session.account)
@@ -371,7 +381,7 @@ class MemoryStore:
         old = [key for key, view in self._sessions.items() if view.last_call_at < before]
         for key in old:
             self._forget(key)
-        self._calls.expire(first_id_at(before))
+        self._calls.expire(before, self._now())
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)

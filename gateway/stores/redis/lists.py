@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.stored import MOST_SEARCHED, SORTS, LatestCalls, Page, SessionView, Settled, Sort
 from gateway.core.tools import ToolUse
 from gateway.stores.cursor import Cursor, Names
@@ -23,12 +24,15 @@ from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_
 from gateway.stores.redis.link import Link, call_each, undamaged
 from gateway.stores.redis.per_server import LedgerScripts, home_of
 from gateway.stores.redis.scripts import Command
+from gateway.stores.rollups import is_of_key
 from gateway.stores.sums import SUMS
 
 #: sessions or calls to read in one round trip
 _CHUNK: Final = 200
 #: names to read in one round trip of a search by a part of a name
 _SEARCH: Final = 1_000
+#: hours or days of usage to read in one round trip
+_PERIODS: Final = 50
 #: least number of call ids to read at once
 _LEAST_PAGE: Final = 100
 #: records of one session to read at once in a search for the newest calls of all sessions
@@ -54,13 +58,18 @@ class SessionList(NamedTuple):
 class Lists:
     """Reads lists of sessions and calls, and deletes from them; see the module."""
 
-    def __init__(self, link: Link, scripts: LedgerScripts, unread: UnreadSessions) -> None:
+    def __init__(  # made in one place
+        self, link: Link, scripts: LedgerScripts, unread: UnreadSessions, usage_tags: Sequence[str]
+    ) -> None:
         self._link = link
         self._keys = scripts.keys
         self._script = scripts.call
         self._ttl_ms = scripts.ttl_ms
         self._unread = UnreadRecords()
         self._unread_sessions = unread
+        self._usage_tags = usage_tags
+        self._retention = scripts.retention
+        self._now = scripts.now
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
@@ -301,6 +310,16 @@ class Lists:
                     settled.append(Settled(record, None if session_of(tag) is None else totals))
         return LatestCalls(settled, cursor, missed)
 
+    async def usage(self, query: UsageQuery) -> list[UsageRow]:
+        """See `Store.usage`."""
+        rows, numbers = list[UsageRow](), range(query.first, query.last + 1)
+        for begin in range(0, len(numbers), _PERIODS):
+            asked = [(number, tag) for number in numbers[begin : begin + _PERIODS] for tag in self._usage_tags]
+            commands = [("HGETALL", self._keys.usage(tag, query.period, number)) for number, tag in asked]
+            for (number, _), reply in zip(asked, await call_each(self._link, commands), strict=True):
+                rows += [row for row in values.usage_rows(number, undamaged(reply)) if is_of_key(row.labels, query.key)]
+        return rows
+
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
         tag = tag_of(session.namespace, session.id)
@@ -331,7 +350,7 @@ class Lists:
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
         deleted = await self._expire_sessions(before)
-        await self._expire_calls(before)
+        await self._expire_calls(self._retention.calls_before(before, self._now()))
         await self._expire_alone(before)
         names = (self._keys.lessons, self._keys.lesson_times)
         command = self._script("unlearn", names, {"before": before, "limit": _CHUNK})

@@ -19,7 +19,7 @@ from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords
-from gateway.stores.sqlite import accounts, kept
+from gateway.stores.sqlite import accounts, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
@@ -133,9 +133,11 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
         return _correct(connection, record, encoded, settled)
     if gone is None:
         accounts.settle(connection, record, held)
+        usage.add(connection, record)
     elif (orphaned := _orphaned(gone, record)) is not None:
         # The charge of its session is deleted already, those of other accounts are not.
         accounts.correct(connection, record, orphaned.record, orphaned.periods)
+        usage.add(connection, record, orphaned.record)
         connection.execute(_UNDELETE_CALL, (record.call_id,))
     else:
         return _totals(_sums(connection, record.session)), False
@@ -157,6 +159,7 @@ def _correct(
         return _totals(_sums(connection, record.session)), False
     accounts.correct(connection, record, orphaned.record, orphaned.periods)
     _take_back(connection, orphaned, record.session)
+    usage.add(connection, record, orphaned.record)
     sums = _charge(connection, record)
     values = (_encoded(sums), _periods(connection, record), encoded, record.answer, record.call_id)
     connection.execute(_CHARGE_MORE if record.is_provisional else _CORRECT_CALL, values)

@@ -305,6 +305,45 @@ local function charge(accounts, wrong, epochs, right, held)
     return found
 end
 
+-- Returns the row of a call in the usage of an hour or day: the first of `rows` (names, each with the number of rows up
+-- to which it may be created) that exists or is created. Returns nil if there is none, or the key is not a hash. The
+-- hash has '#', its number of rows; the number of each row by name; and the numbers of each row, as '3:1'.
+local function usage_row(name, rows, is_new)
+    local names = { '#' }
+    for i, row in ipairs(rows) do
+        names[i + 1] = row[1]
+    end
+    local found = fields(name, unpack(names))
+    local number = found and tonumber(found[1] or 0)
+    for i, row in ipairs(found and rows or {}) do
+        if found[i + 1] then
+            return found[i + 1], number
+        elseif number < row[2] then
+            if is_new then
+                redis.call('HSET', name, '#', number + 1, row[1], number + 1)
+                return number + 1, number
+            end
+            return nil
+        end
+    end
+end
+
+-- Adds a call to the usage of its hour and day (sign ''), or takes it back (sign '-').
+local function count_usage(usage, sign)
+    for _, period in ipairs(usage.periods) do
+        local name = period[1]
+        local row, number = usage_row(name, usage.rows, sign == '')
+        for i, count in ipairs(row and usage.counts or {}) do
+            if count ~= '0' then
+                redis.pcall('HINCRBY', name, row .. ':' .. i, sign .. count)
+            end
+        end
+        if number == 0 and sign == '' then
+            redis.call('PEXPIREAT', name, period[2])
+        end
+    end
+end
+
 -- Returns true if the record replaces a provisional one with this outcome and charge, see `CallRecord.replaces`.
 local function replaces(outcome, spent)
     if not A.lost then
