@@ -54,6 +54,7 @@ from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.server.usage import UsageApi
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -208,6 +209,7 @@ class Worker:
         self._store_url = settings.store.shown_url
         self.api = OwnApi(
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            UsageApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
             EventsApi(store, lambda: self._parts.rules),

@@ -10,6 +10,7 @@ from functools import partial
 from math import ceil
 from typing import Final
 
+from gateway.call.routing import tag_in_body
 from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.ledger.arithmetic import NOTHING, Amount
 from gateway.core.ledger.charging import accounts_of, spent_by
@@ -25,6 +26,7 @@ from gateway.core.record import (
     Outcome,
     response_digest,
 )
+from gateway.core.rollup import KEY
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_text
 from gateway.core.trimming.report import MessageOutcomes
@@ -221,6 +223,7 @@ class RecordBuilder:
             kept=_kept_response(state, response, charge),
             answer=_lookup_name(state, response),
             unread_thinking=state.context.unread_thinking,
+            labels=_labels(state),
         )
 
     def needs_texts(self, state: CallState) -> bool:
@@ -448,6 +451,17 @@ def _kept_response(state: CallState, response: ParsedResponse, charge: Charge | 
         return ""
     ids = continuation_ids(call.fields, state.incoming.endpoint.wire, response.id)
     return kept_response(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
+
+
+def _labels(state: CallState) -> dict[str, str]:
+    """Return the names by which the usage of a call is added up, besides its session's client key and its model."""
+    labels: dict[str, str] = {}
+    if state.session is None:
+        labels[KEY] = state.incoming.caller.namespace
+    tag = state.incoming.directives.tag or (tag_in_body(state.call) if state.call is not None else None)
+    if tag is not None:
+        labels["tag"] = tag
+    return labels
 
 
 def _lookup_name(state: CallState, response: ParsedResponse) -> str | None:

@@ -236,6 +236,13 @@ class Calls(Protocol):
         """Return the newest call of a session in this namespace whose record has this `answer`, or None."""
         ...
 
+    def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """Yield all records of calls that began at or after this Unix time. Only a small part is in memory at once.
+
+        The order is the store's own. A call that is settled meanwhile can be missing or be yielded twice.
+        """
+        ...
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """Return calls of all namespaces and workers that were settled after this cursor, in that order.
 

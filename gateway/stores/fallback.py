@@ -6,7 +6,7 @@ balances have a substitute: those that were read last, see `StaleAccounts`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -193,6 +193,12 @@ class FallbackStore:
         """See `Calls.call_of_response`."""
         with self._needed:
             return await self._store.call_of_response(namespace, answer)
+
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Calls.each_call`."""
+        with self._optional:
+            async for record in self._store.each_call(since):
+                yield record
 
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Calls.settled_after`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
@@ -331,6 +332,11 @@ class MemoryStore:
     async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.call_of_response`."""
         return self._calls.of_response(namespace, answer)
+
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        for record in self._calls.since(first_id_at(since)):
+            yield record
 
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""

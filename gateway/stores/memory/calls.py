@@ -109,6 +109,11 @@ class MemoryCalls:
         lists = [one for name, one in self._in_order.items() if namespace in (None, name)]
         return list(islice(merged(lists), limit))
 
+    def since(self, first_id: str) -> list[CallRecord]:
+        """Return the records whose ids do not sort before this one, oldest first."""
+        found = [one for name, one in self._by_id.items() if name >= first_id and name not in self._deleted]
+        return sorted(found, key=lambda record: record.call_id)
+
     def of_session(self, session: SessionKey, limit: int, before: str | None) -> list[CallRecord]:
         """Return the newest records of a session, see `Calls.calls`."""
         records = [one for one in self._by_session.get(session, ()) if before is None or one.call_id < before]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -339,6 +339,10 @@ class RedisStore:
     async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.call_of_response`."""
         return await self._lists.answered(namespace, answer)
+
+    def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        return self._lists.each_call(since)
 
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""

@@ -8,7 +8,7 @@ ones from the list.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.core.ids import first_id_at
@@ -277,6 +277,34 @@ class Lists:
         )
         candidates = [(name, tag.decode())] if tag is not None else []
         return await self._first(namespace, [*candidates, *_places(places)])
+
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`. The list of the oldest calls has the tags of all sessions."""
+        cursor, first = 0, first_id_at(since)
+        while True:
+            [(next_cursor, found)] = await self._link.call(("ZSCAN", self._keys.oldest, cursor, "COUNT", _CHUNK))
+            for tag in found[::2]:
+                async for record in self._calls_under(tag.decode(), first):
+                    yield record
+            cursor = int(next_cursor)
+            if not cursor:
+                return
+
+    async def _calls_under(self, tag: str, first: str) -> AsyncIterator[CallRecord]:
+        """Yield the records under a tag with ids from `first` on, oldest first. Damaged ones are left out."""
+        ids, records, _ = self._keys.calls(tag)
+        begin = f"[{first}"
+        while True:
+            some, rows = list[bytes](), list[bytes | None]()
+            with self._unread_sessions.skip_damaged(tag):
+                [some] = await self._link.call(("ZRANGEBYLEX", ids, begin, "+", "LIMIT", 0, _LEAST_PAGE))
+                [rows] = await self._link.call(("HMGET", records, *some)) if some else ([],)
+            for at, row in zip(some, rows, strict=False):
+                if (record := self._read(at, row)) is not None:
+                    yield record
+            if len(some) < _LEAST_PAGE or not rows:
+                return
+            begin = f"({some[-1].decode()}"
 
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.call_of_response`."""

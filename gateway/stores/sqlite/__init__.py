@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
@@ -291,6 +292,16 @@ class SqliteStore:
     async def call_of_response(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.call_of_response`."""
         return self._in_loop(lambda db: rows.answered(db, namespace, answer, self._unread_records))
+
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        after: str | None = first_id_at(since)
+        while after is not None:
+            records, after = await self._in_thread(
+                lambda db, after=after: rows.some_calls(db, after, self._unread_records)
+            )  # type: ignore[misc]
+            for record in records:
+                yield record
 
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""

@@ -101,6 +101,10 @@ _ANSWERED: Final = (
     "ORDER BY call_id DESC LIMIT 1"
 )
 _CALLS: Final = "SELECT call_id, record FROM calls WHERE {}{} ORDER BY call_id DESC LIMIT ?"
+#: The first id of a time sorts before all ids of calls. So does the id of a call before those after it.
+_SOME_CALLS: Final = "SELECT call_id, record FROM calls WHERE call_id > ? ORDER BY call_id LIMIT ?"
+#: records that one read of all calls returns
+_AT_ONCE: Final = 500
 _OF_SESSION: Final = "namespace = ? AND session_id = ?"
 #: The plus keeps SQLite from using the index of namespaces: the index of call ids already has the right order.
 _OF_ANY_SESSION: Final = "+namespace IS NOT NULL"
@@ -434,6 +438,13 @@ def _calls(  # noqa: PLR0917  # shared by three lists
             break
         before = rows[-1][0]
     return found
+
+
+def some_calls(db: sqlite3.Connection, after: str, unread: UnreadRecords) -> tuple[Sequence[CallRecord], str | None]:
+    """Return the next records of all calls in the order of their ids, and the last id; None at the end."""
+    found = db.execute(_SOME_CALLS, (after, _AT_ONCE)).fetchall()
+    records = [record for row in found if (record := unread.read(*row)) is not None]
+    return records, found[-1][0] if len(found) == _AT_ONCE else None
 
 
 def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: UnreadRecords) -> CallRecord | None:
