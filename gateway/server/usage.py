@@ -99,8 +99,8 @@ async def groups_of(store: UsageHistory, report: UsageReport) -> list[UsageGroup
     groups = await asyncio.to_thread(add_up)
     if len(groups) > MOST_LINES:
         raise InvalidRequest(
-            f"The report has {len(groups):,} lines, the limit is {MOST_LINES:,}. Use a longer bucket, a shorter time, or "
-            "fewer labels in group_by."
+            f"The report has {len(groups):,} lines, the limit is {MOST_LINES:,}. Use a longer bucket, a shorter "
+            "time, or fewer labels in group_by."
         )
     return groups
 
@@ -168,12 +168,12 @@ def line_json(report: UsageReport, group: UsageGroup) -> dict[str, Any]:
     """Return a line of a report: its start, labels and numbers."""
     start = {"start": time_text(group.start)} if group.start is not None else {}
     labels = dict(zip(report.by, group.labels, strict=True))
-    return {
-        **start,
-        **labels,
-        **dict(zip(COUNTS, group.counts, strict=True)),
-        "cost_usd": cost_text(group.counts[_COST]),
-    }
+    return {**start, **labels, **numbers_json(group.counts)}
+
+
+def numbers_json(counts: Sequence[int]) -> dict[str, Any]:
+    """Return the numbers of a line."""
+    return {**dict(zip(COUNTS, counts, strict=True)), "cost_usd": cost_text(counts[_COST])}
 
 
 def _whole_json(report: UsageReport, groups: Sequence[UsageGroup]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _whole_json(report: UsageReport, groups: Sequence[UsageGroup]) -> dict[str, 
         "bucket": report.bucket,
         "group_by": list(report.by),
         "usage": [line_json(report, group) for group in groups],
-        "total": {**dict(zip(COUNTS, total, strict=True)), "cost_usd": cost_text(total[_COST])},
+        "total": numbers_json(total),
     }
 
 

@@ -266,3 +266,11 @@ def test_retention_of_records_is_at_most_that_of_sessions() -> None:
     assert Retention().calls_before(5.0, 100.0) == 5.0
     assert Retention(calls_s=10).calls_before(5.0, 100.0) == 90.0
     assert Retention(calls_s=10).calls_before(95.0, 100.0) == 95.0
+
+
+async def test_each_call_is_yielded_once_from_a_time_on(store: Store, record: MakeRecord) -> None:
+    calls = [record(f"s{number % 3}" if number % 7 else None, at=AT + number) for number in range(250)]
+    for call in calls:
+        await store.settle(call)
+    found = [one.call_id async for one in store.each_call(AT + 20)]
+    assert sorted(found) == [call.call_id for call in calls[20:]]

@@ -25,7 +25,7 @@ DIRECTIVES: Final[Mapping[bytes, str]] = {
     RESPONSE_MODE: "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may shorten them further",
     PARENT: "the parent session; its budget is charged as well",
     AGENT: "the agent whose steps apply to the call",
-    TAG: "a name by which the usage of the call is added up, 1 to 64 characters; the body can name it in `metadata.tag`",
+    TAG: "a name by which usage is added up, 1 to 64 characters; the body can name it in `metadata.tag`",
 }
 #: other headers that are read, besides credentials
 READ: Final[Mapping[bytes, str]] = {

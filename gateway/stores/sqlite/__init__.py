@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -297,9 +298,7 @@ class SqliteStore:
         """See `Store.each_call`."""
         after: str | None = first_id_at(since)
         while after is not None:
-            records, after = await self._in_thread(
-                lambda db, after=after: rows.some_calls(db, after, self._unread_records)
-            )  # type: ignore[misc]
+            records, after = await self._in_thread(partial(rows.some_calls, after=after, unread=self._unread_records))
             for record in records:
                 yield record
 
