@@ -38,6 +38,8 @@ from gateway.dialects.server_state import continuation_ids, stored_response_id
 from gateway.dialects.texts import estimate, safe_name, token_ids
 
 _ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
+#: decimals of times in a record: whole microseconds take half the bytes in a store
+_DECIMALS: Final = 6
 #: outcomes of calls whose client did not receive the whole response
 _LEFT: Final = frozenset[Outcome]({"client_left", *CANCEL_REASONS})
 #: suffixes that turn the name of a model into that of one version: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
@@ -185,7 +187,7 @@ class RecordBuilder:
         *,
         is_orphaned: bool = False,
     ) -> CallRecord:
-        incoming, call, now = state.incoming, state.call, self._clock()
+        incoming, call, now, head_at = state.incoming, state.call, self._clock(), state.dispatch.head_at
         context = _context(state, response, charge)
         if is_orphaned and context is not None and context.message_fates:
             context = replace(context, message_fates=MessageOutcomes())
@@ -194,7 +196,7 @@ class RecordBuilder:
             request_id=incoming.request_id,
             session=state.session,
             derived_session=state.is_session_derived,
-            started_at=state.started_at,
+            started_at=round(state.started_at, _DECIMALS),
             dialect=state.dialect.name,
             operation=_operation(state, call),
             provider=state.routing.route.provider,
@@ -209,9 +211,9 @@ class RecordBuilder:
             finish_reason=safe_name(response.finish_reason) if response.finish_reason else None,
             tools=tuple(map(safe_name, response.tools)),
             charge=charge,
-            overhead_s=(state.dispatch.sent_at or now) - incoming.started,
-            first_byte_s=state.dispatch.head_at - incoming.started if state.dispatch.head_at is not None else None,
-            duration_s=now - incoming.started,
+            overhead_s=round((state.dispatch.sent_at or now) - incoming.started, _DECIMALS),
+            first_byte_s=round(head_at - incoming.started, _DECIMALS) if head_at is not None else None,
+            duration_s=round(now - incoming.started, _DECIMALS),
             request_bytes=len(incoming.body),
             response_bytes=state.response.bytes_sent,
             notes=state.notes,

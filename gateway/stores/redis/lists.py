@@ -184,16 +184,18 @@ class Lists:
             if not newest:
                 break
             [rows] = await self._link.call(("HMGET", records, *newest))
-            found += [one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row)) is not None]
+            found += [
+                one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row, session)) is not None
+            ]
             left -= len([row for row in rows if row is not None])
             if len(newest) < wanted:
                 break
             before = newest[-1].decode()
         return found[:limit]
 
-    def _read(self, call_id: bytes, value: bytes | None) -> CallRecord | None:
-        """Decode a record; return None if it is deleted or cannot be read."""
-        return self._unread.read(call_id.decode(), value) if value is not None else None
+    def _read(self, call_id: bytes, value: bytes | None, key: SessionKey | None) -> CallRecord | None:
+        """Decode a record of a session; return None if it is deleted or cannot be read."""
+        return self._unread.read(call_id.decode(), value, key) if value is not None else None
 
     async def newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
         """See `Store.newest_calls`."""
@@ -220,7 +222,7 @@ class Lists:
                 row = undamaged(reply)
                 if row is None:
                     deleted.append(member)
-                elif (record := self._unread.read(call_id, row)) is not None:
+                elif (record := self._unread.read(call_id, row, session_of(tag))) is not None:
                     records.append(record)
         await self._remove(name, deleted)
         return records
@@ -300,7 +302,7 @@ class Lists:
                 [some] = await self._link.call(("ZRANGEBYLEX", ids, begin, "+", "LIMIT", 0, _LEAST_PAGE))
                 [rows] = await self._link.call(("HMGET", records, *some)) if some else ([],)
             for at, row in zip(some, rows, strict=False):
-                if (record := self._read(at, row)) is not None:
+                if (record := self._read(at, row, session_of(tag))) is not None:
                     yield record
             if len(some) < _LEAST_PAGE or not rows:
                 return
@@ -320,7 +322,7 @@ class Lists:
             with self._unread_sessions.skip_damaged(tag):
                 [row] = await self._link.call(("HGET", self._keys.calls(tag)[1], call_id))
                 if row is not None:
-                    return self._unread.read(call_id, row)
+                    return self._unread.read(call_id, row, session)
         return None
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
@@ -333,7 +335,7 @@ class Lists:
         for (call_id, tag, totals), reply in zip(noted, await call_each(self._link, places), strict=True):
             with self._unread_sessions.skip_damaged(tag):
                 row = undamaged(reply)
-                record = self._unread.read(call_id, row) if row is not None else None
+                record = self._unread.read(call_id, row, session_of(tag)) if row is not None else None
                 if record is not None:
                     settled.append(Settled(record, None if session_of(tag) is None else totals))
         return LatestCalls(settled, cursor, missed)

@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
-
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
@@ -51,6 +49,7 @@ from gateway.stores import clock
 from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
+from gateway.stores.packed import pack
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows, usage
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
@@ -113,7 +112,7 @@ class SqliteStore:
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
-            encoded = msgspec.json.encode(record) if ending is None else None
+            encoded = pack(record) if ending is None else None
 
             def write(db: sqlite3.Connection) -> Totals:
                 key, ended, update = record.session, record, None
@@ -121,7 +120,7 @@ class SqliteStore:
                     row = kept.read(db, key)
                     steps, ended = ending(row.steps)
                     update = kept.RowUpdate(row, steps)
-                totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
+                totals, is_written = rows.add(db, ended, encoded or pack(ended))
                 # A call that was settled before changes nothing.
                 if is_written and key is not None:
                     kept.add(db, key, update, ended.counted_tools, self._now())

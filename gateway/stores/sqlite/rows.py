@@ -19,6 +19,7 @@ from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords
+from gateway.stores.packed import unpack
 from gateway.stores.sqlite import accounts, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
@@ -94,15 +95,16 @@ _RESET: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = 0' for name in SUMS)}, resets = resets + 1 "  # noqa: S608  # constants
     "WHERE namespace = ? AND id = ?"
 )
-_RECORDS: Final = msgspec.json.Decoder(CallRecord)
+#: columns that `read_record` decodes
+_CALL: Final = "call_id, record, namespace, session_id"
 _PERIODS: Final = msgspec.json.Decoder(tuple[int, ...])
 _ANSWERED: Final = (
-    "SELECT call_id, record FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "
+    f"SELECT {_CALL} FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "  # noqa: S608  # constants
     "ORDER BY call_id DESC LIMIT 1"
 )
-_CALLS: Final = "SELECT call_id, record FROM calls WHERE {}{} ORDER BY call_id DESC LIMIT ?"
+_CALLS: Final = f"SELECT {_CALL} FROM calls WHERE {{}}{{}} ORDER BY call_id DESC LIMIT ?"  # noqa: S608  # constants
 #: The first id of a time sorts before all ids of calls. So does the id of a call before those after it.
-_SOME_CALLS: Final = "SELECT call_id, record FROM calls WHERE call_id > ? ORDER BY call_id LIMIT ?"
+_SOME_CALLS: Final = f"SELECT {_CALL} FROM calls WHERE call_id > ? ORDER BY call_id LIMIT ?"  # noqa: S608  # constants
 #: records that one read of all calls returns
 _AT_ONCE: Final = 500
 _OF_SESSION: Final = "namespace = ? AND session_id = ?"
@@ -217,7 +219,7 @@ def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _
     value, periods = known
     if value is None:
         return None
-    orphaned = _RECORDS.decode(value)
+    orphaned = unpack(value, record.call_id, record.session)
     if not record.replaces(orphaned):
         return None
     # An older version stored no budget periods, and did not count them.
@@ -433,17 +435,25 @@ def _calls(  # noqa: PLR0917  # shared by three lists
         wanted = limit - len(found)
         older, bounds = ("", ()) if before is None else (" AND call_id < ?", (before,))
         rows = db.execute(_CALLS.format(condition, older), (*values, *bounds, wanted)).fetchall()
-        found += [record for row in rows if (record := unread.read(*row)) is not None]
+        found += [record for row in rows if (record := read_record(unread, *row)) is not None]
         if len(rows) < wanted:
             break
         before = rows[-1][0]
     return found
 
 
+def read_record(
+    unread: UnreadRecords, call_id: str, value: bytes, namespace: str | None, session_id: str | None
+) -> CallRecord | None:
+    """Return a record from the columns `_CALL`, or None if it cannot be read."""
+    key = SessionKey(namespace, session_id) if namespace is not None and session_id is not None else None
+    return unread.read(call_id, value, key)
+
+
 def some_calls(db: sqlite3.Connection, after: str, unread: UnreadRecords) -> tuple[Sequence[CallRecord], str | None]:
     """Return the next records of all calls in the order of their ids, and the last id; None at the end."""
     found = db.execute(_SOME_CALLS, (after, _AT_ONCE)).fetchall()
-    records = [record for row in found if (record := unread.read(*row)) is not None]
+    records = [record for row in found if (record := read_record(unread, *row)) is not None]
     return records, found[-1][0] if len(found) == _AT_ONCE else None
 
 
@@ -452,14 +462,14 @@ def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: Unrea
     # The plus keeps SQLite from using the index of namespaces, with which it would read all calls of the namespace.
     condition, scope = ("", ()) if namespace is None else (" AND +namespace = ?", (namespace,))
     for column in ("call_id", "request_id"):
-        query = f"SELECT call_id, record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
+        query = f"SELECT {_CALL} FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
         row = db.execute(query, (name, *scope)).fetchone()
         if row:
-            return unread.read(*row)
+            return read_record(unread, *row)
     return None
 
 
 def answered(db: sqlite3.Connection, namespace: str, answer: str, unread: UnreadRecords) -> CallRecord | None:
     """See `Store.call_of_response`."""
     row = db.execute(_ANSWERED, (namespace, answer)).fetchone()
-    return unread.read(*row) if row else None
+    return read_record(unread, *row) if row else None

@@ -283,7 +283,8 @@ def _add_usage(connection: sqlite3.Connection) -> None:
     rollups, unread = Rollups(), UnreadRecords()
     for table in ("calls", "gone"):
         for call_id, value in connection.execute(f"SELECT call_id, record FROM {table} WHERE record IS NOT NULL"):  # noqa: S608  # constants
-            record = unread.read(call_id, value)
+            # An older version wrote JSON, which names the session.
+            record = unread.read(call_id, value, None)
             if record is not None:
                 rollups.add(record)
     insert = f"INSERT INTO usage VALUES ({', '.join('?' * (3 + len(COUNTS)))})"  # noqa: S608  # a number
