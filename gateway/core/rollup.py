@@ -24,10 +24,12 @@ COUNTS: Final = (
 )  # fmt: skip
 Period = Literal["hour", "day"]
 PERIODS: Final[tuple[Period, ...]] = get_args(Period)
+#: hours of a day
+HOURS: Final = 24
 PERIOD_S: Final[Mapping[Period, int]] = {"hour": 3600, "day": 86_400}
 #: replaces the labels of calls beyond the limits
 OTHER: Final = "(other)"
-#: Rows of one hour or day with all labels. Further calls are added up by client key only.
+#: Rows of one day with all labels. Further calls are added up by client key only. An hour has at most as many.
 MOST_ROWS: Final = 1_000
 #: the same, with the rows by client key; further calls are added to one row
 MOST_ROWS_WITH_KEYS: Final = 2_000
@@ -37,7 +39,7 @@ _KNOWN: Final = 4_096
 
 
 class RowName(NamedTuple):
-    """The labels of a row as text. The row is created only while its hour or day has less than `most` rows."""
+    """The labels of a row as text. The row is created only while its day has less than `most` rows."""
 
     text: str
     most: int
@@ -69,9 +71,10 @@ def number_of(period: Period, at: float) -> int:
 
 
 def row_names(record: CallRecord) -> tuple[RowName, ...]:
-    """Return the rows to which a call may be added. It is added to the first that exists or may be created.
+    """Return the rows to which a call may be added: to the first of its day that exists or may be created.
 
-    Rows are never removed from an hour or day, so the same call always leads to the same row.
+    The row of its hour has the same labels. Rows are never removed from a day, so the same call always leads to the
+    same row.
     """
     key = record.session.namespace if record.session is not None else ""
     own = {KEY: key, "provider": record.provider, "model": record.model, **record.labels}

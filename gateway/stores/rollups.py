@@ -10,7 +10,6 @@ from gateway.core.retention import Retention
 from gateway.core.rollup import (
     COUNTS,
     KEY,
-    PERIODS,
     Period,
     RowName,
     UsageQuery,
@@ -52,19 +51,22 @@ class Rollups:
         self._add(record, 1)
 
     def _add(self, record: CallRecord, sign: int) -> None:
-        names, added = row_names(record), added_by(record)
-        for period in PERIODS:
-            row = self._row((period, number_of(period, record.started_at)), names, may_create=sign > 0)
-            for place, count in enumerate(added if row is not None else ()):
-                row[place] = max(0, min(row[place] + sign * count, MAX_SUM))  # type: ignore[index]  # not None
+        day, hour = (number_of(period, record.started_at) for period in ("day", "hour"))
+        text = self._chosen(day, row_names(record), may_create=sign > 0)
+        if text is None:
+            return
+        places: tuple[tuple[Period, int], ...] = (("day", day), ("hour", hour))
+        for place in places:
+            row = self._rows.setdefault(place, {}).setdefault(text, [0] * len(COUNTS))
+            for number, count in enumerate(added_by(record)):
+                row[number] = max(0, min(row[number] + sign * count, MAX_SUM))
 
-    def _row(self, place: tuple[Period, int], names: Sequence[RowName], *, may_create: bool) -> list[int] | None:
-        rows = self._rows.setdefault(place, {}) if may_create else self._rows.get(place, {})
+    def _chosen(self, day: int, names: Sequence[RowName], *, may_create: bool) -> str | None:
+        """Return the labels of the first row that exists or may be created."""
+        rows = self._rows.get(("day", day), {})
         for text, most in names:
-            if text in rows:
-                return rows[text]
-            if len(rows) < most:
-                return rows.setdefault(text, [0] * len(COUNTS)) if may_create else None
+            if text in rows or len(rows) < most:
+                return text if text in rows or may_create else None
         return None
 
     def rows(self) -> Iterator[tuple[Period, UsageRow]]:

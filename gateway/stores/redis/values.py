@@ -126,9 +126,9 @@ def usage(record: CallRecord, tag: str, keys: Keys, retention: Retention) -> dic
     `tag`: of the part of the usage. Counts are text, like those of `sums`.
     """
     periods = []
-    for period, kept_s in retention.usage_s.items():
+    for period in ("day", "hour"):
         number = number_of(period, record.started_at)
-        ends_at = (number + 1) * PERIOD_S[period] + kept_s
+        ends_at = (number + 1) * PERIOD_S[period] + retention.usage_s[period]
         periods.append((keys.usage(tag, period, number), int(ends_at * 1000)))
     return {"periods": periods, "rows": row_names(record), "counts": list(map(str, added_by(record)))}
 

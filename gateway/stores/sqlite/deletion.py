@@ -72,8 +72,6 @@ _READ_CALLS: Final = (
     "max(EXISTS (SELECT 1 FROM calls AS at WHERE at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_of_session WHERE at.namespace IS some.namespace "
     "AND at.session_id IS some.session_id AND at.call_id = some.call_id)), "
-    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_namespace WHERE at.namespace = some.namespace "
-    "AND at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_request WHERE at.request_id = some.request_id "
     "AND at.number = some.number)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_answer WHERE at.namespace = some.namespace "

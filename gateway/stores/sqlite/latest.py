@@ -17,7 +17,9 @@ _LAST: Final = f"SELECT {LAST_NUMBER}"
 _READ: Final = (
     "SELECT number, totals, call_id, record, namespace, session_id FROM calls WHERE number > ? ORDER BY number LIMIT ?"
 )
-_TOTALS: Final = msgspec.json.Decoder(tuple[int, ...])
+#: An older version wrote JSON.
+_JSON: Final = msgspec.json.Decoder(tuple[int, ...])
+_TOTALS: Final = msgspec.msgpack.Decoder(tuple[int, ...])
 
 
 def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: UnreadRecords) -> LatestCalls:
@@ -34,4 +36,6 @@ def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: 
 
 
 def _totals(value: bytes | None) -> Totals | None:
-    return totals_of(_TOTALS.decode(value)) if value is not None else None
+    if value is None:
+        return None
+    return totals_of((_JSON if value.startswith(b"[") else _TOTALS).decode(value))

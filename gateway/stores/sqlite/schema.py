@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.rollup import COUNTS
 from gateway.stores.damage import UnreadRecords
 from gateway.stores.rollups import Rollups
+from gateway.stores.sqlite import usage
 from gateway.stores.sqlite.transaction import transact
 
 logger = logging.getLogger("gateway")
@@ -183,14 +183,15 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_by_namespace ON calls (namespace, call_id) WHERE namespace IS NOT NULL;
     """,
     # Usage by hour and day, which is kept longer than sessions and calls, see `gateway.core.rollup`. The calls that the
-    # file has are added by `_add_usage`.
+    # file has are added by `_add_usage`. The newest calls of a namespace are found through its sessions.
     """
+    DROP INDEX calls_by_namespace;
     CREATE TABLE usage (
-        period TEXT NOT NULL, number INTEGER NOT NULL, labels TEXT NOT NULL, calls INTEGER NOT NULL,
+        day INTEGER NOT NULL, labels TEXT NOT NULL, hour INTEGER NOT NULL, calls INTEGER NOT NULL,
         charged_calls INTEGER NOT NULL, refused_calls INTEGER NOT NULL, failed_calls INTEGER NOT NULL,
         unpriced_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, cache_read_tokens INTEGER NOT NULL,
         output_tokens INTEGER NOT NULL, total_tokens INTEGER NOT NULL, cost_pico_usd INTEGER NOT NULL,
-        PRIMARY KEY (period, number, labels)
+        PRIMARY KEY (day, labels, hour)
     ) WITHOUT ROWID;
     """,
 )
@@ -287,8 +288,7 @@ def _add_usage(connection: sqlite3.Connection) -> None:
             record = unread.read(call_id, value, None)
             if record is not None:
                 rollups.add(record)
-    insert = f"INSERT INTO usage VALUES ({', '.join('?' * (3 + len(COUNTS)))})"  # noqa: S608  # a number
-    connection.executemany(insert, ((period, *row[:2], *row.counts) for period, row in rollups.rows()))
+    usage.fill(connection, rollups)
 
 
 def _decompressed_size(compressed: object) -> int:
