@@ -65,6 +65,7 @@ from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
 from gateway.telemetry.otel import Otel
+from gateway.telemetry.sinks import CallSink
 
 logger = logging.getLogger("gateway")
 
@@ -219,7 +220,8 @@ class Worker:
         self._started_at = time.time()
         settler.start()
         leases.start()
-        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh())
+        sinks = [CallSink(store, sink.path, _SHAPES.call, sink.keep_s).run() for sink in settings.sinks]
+        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh(), *sinks)
         self._chores = {asyncio.create_task(chore) for chore in chores}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):

@@ -13,6 +13,7 @@ from gateway.config.history import CallSettings, UsageSettings
 from gateway.config.models import Model
 from gateway.config.providers import Provider
 from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
+from gateway.config.sinks import Sink
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
 from gateway.core.http.addresses import is_host
@@ -301,6 +302,9 @@ class Settings(Section):
     store: StoreSettings = Field(StoreSettings(), description="The store of sessions, budgets and call records.")
     calls: CallSettings = Field(CallSettings(), description="How long call records are kept.")
     usage: UsageSettings = Field(UsageSettings(), description="How long usage by hour and by day is kept.")
+    sinks: tuple[Sink, ...] = Field(
+        (), max_length=4, description="Receivers of the records of all calls. See docs/guides/monitoring.md."
+    )
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
     callbacks: Callbacks = Field(
         Callbacks(), description="Webhooks and Python classes that receive events. See docs/guides/callbacks.md."

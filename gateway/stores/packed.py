@@ -57,6 +57,7 @@ _MICRO: Final = 1e6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 _JSON: Final = msgspec.json.Decoder(CallRecord)
+_encode_json: Final = msgspec.json.Encoder().encode
 #: stand for the accounts of the client key and the session
 _KEY_ACCOUNT: Final = 0
 _SESSION_ACCOUNT: Final = 1
@@ -103,7 +104,10 @@ def pack(record: CallRecord) -> bytes:
     if key is not None:
         own = {("key", key.namespace, ""): _KEY_ACCOUNT, ("session", key.namespace, key.id): _SESSION_ACCOUNT}
         values[_ACCOUNTS] = [own.get(account, account) for account in record.accounts]
-    packed = _encode(values)
+    try:
+        packed = _encode(values)
+    except OverflowError:
+        return _encode_json(record)  # a provider reported a number of more than 64 bits
     return _PLAIN + packed if len(packed) <= _LONG else _COMPRESSED + zlib.compress(packed, _LEVEL)
 
 
