@@ -42,7 +42,8 @@ _RECORDS: Final = 20
 _BEGIN: Final = b""
 #: first digits of a call id, which are its time
 _TIME_DIGITS: Final = 12
-#: the field of a session with its cost
+#: the fields of a session with its tokens and its cost
+_TOKENS: Final = values.TOTALS[SUMS.index("total_tokens") :][:1]
 _COST: Final = values.TOTALS[SUMS.index("cost_pico_usd") :][:1]
 _NO_TOOLS: Final = ToolUse()
 
@@ -373,9 +374,19 @@ class Lists:
         return bool(found)
 
     async def _leave_lists(self, session: SessionKey) -> None:
+        """Remove a deleted session from the lists. If a call was settled meanwhile, the session is listed again."""
+        member = member_of(session)
         for scope in (None, session.namespace):
             for sort in SORTS:
-                await self._remove(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
+                await self._remove(self._keys.sorted_list(scope, sort), [member.encode()])
+        name = self._keys.session(tag_of(session.namespace, session.id))
+        [scores] = await self._link.call(("HMGET", name, "last", *_TOKENS, *_COST))
+        if scores[0] is None:
+            return
+        for scope in (None, session.namespace):
+            for sort, score in zip(SORTS, scores, strict=True):
+                # A call that is settled now writes a newer score.
+                await self._link.call(("ZADD", self._keys.sorted_list(scope, sort), "NX", score or 0, member))
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
