@@ -15,9 +15,10 @@ from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.ledger.arithmetic import NOTHING, Amount
 from gateway.core.ledger.charging import accounts_of, spent_by
 from gateway.core.ledger.output_limit import CallNeed
-from gateway.core.pricing import Price, cost, standard_cost
+from gateway.core.pricing import Price, cache_savings, cost, standard_cost
 from gateway.core.record import (
     CANCEL_REASONS,
+    NOTE_CACHE_MARKS,
     NOTE_RESPONSE,
     ORPHANED,
     CallError,
@@ -83,6 +84,8 @@ class RecordBuilder:
         """Return the record of a call that ends now."""
         response, has_free_attempts = self._as_billed(state, response_so_far(state))
         charge = self._charge(state, response, has_free_attempts=has_free_attempts)
+        if charge is not None and NOTE_CACHE_MARKS in state.notes:
+            self._note_cache_savings(state, response, charge.usage)
         record = self._record(state, response, charge, self._budget_charge(state, charge, response))
         if charge is None or not _is_unfinished(state, response):
             return record
@@ -97,6 +100,21 @@ class RecordBuilder:
         if note is not None:
             state.notes["unbilled"] = f"not billed by {state.routing.route.provider}: {safe_name(note)}"
         return billed, note is not None
+
+    def _note_cache_savings(self, state: CallState, response: ParsedResponse, usage: Usage) -> None:
+        """Note what the gateway's cache marks saved, or cost if the prompt was only written to the cache."""
+        known = [cache_savings(usage, price, response.service_tier) for price in self._prices(state, response)]
+        saved = [usd for usd in known if usd is not None]
+        if not saved or len(saved) < len(known):
+            return
+        usd = min(saved)
+        if not (usage.cache_read_tokens or usage.cache_write_tokens):
+            effect = "the provider cached nothing"
+        elif usd >= 0:
+            effect = f"saved ${usd:.6f}"
+        else:
+            effect = f"cost ${-usd:.6f} more, to be saved by later calls"
+        state.notes[NOTE_CACHE_MARKS] += f"; {effect}"
 
     @staticmethod
     def _pending_record(state: CallState, record: CallRecord, response: ParsedResponse) -> CallRecord:

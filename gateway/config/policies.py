@@ -71,6 +71,7 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
         ),
         summary=_summary_model(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,
+        sets_cache_marks=row.cache == "auto",
     )
 
 
@@ -158,6 +159,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         billed_refusals=row.billed_refusals,
         strict_fields=row.strict_fields,
         is_translated=row.adapter == "litellm",
+        chat_cache_marks=row.adapter == "litellm" or host_row(_host(row)).chat_cache_marks,
         guarded=guarded,
     )
 

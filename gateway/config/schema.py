@@ -216,6 +216,11 @@ class Context(Section):
         description="A request that cannot be trimmed to its budget. error: refuse it (400 context_length_exceeded); "
         "least: send the least that can be sent, over the budget; forward: send it unchanged.",
     )
+    cache: Literal["off", "auto"] = Field(
+        "off",
+        description="auto: set cache marks (cache_control) in calls to Claude models whose client sets none, so that "
+        "the provider caches the prompt. Writing to the cache costs more than plain input, reading from it much less.",
+    )
     safety: Literal["auto"] | Annotated[float, Field(ge=1, le=10)] = Field(
         "auto",
         description="Safety margin over estimated tokens. auto: learned from reported usage; or a factor such as 1.05.",

@@ -35,6 +35,7 @@ from gateway.core.modes import ResponseMode, mode_for
 from gateway.core.modes.unread import ModeTry, ResponseModes, UnreadForm, modes_for, tries_for
 from gateway.core.plan import Plan
 from gateway.core.ports import Sessions
+from gateway.core.record import NOTE_CACHE_MARKS
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.tool_changes import changes_of, inserted, may_be_inserted_at, with_wanted, withdrawn_after
@@ -43,6 +44,7 @@ from gateway.core.trimming.summary import SummaryUse
 from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
+from gateway.dialects.cache_marks import may_have_marks, with_cache_marks
 from gateway.dialects.contents import TOO_LARGE, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import may_be_ignored, with_limit
@@ -600,9 +602,25 @@ class RequestComposer:
             changes["thinking"] = with_drop_block(call)
         if ask_usage:
             changes |= state.dialect.usage_option(call)
+        changes |= self._cache_marks(state, provider, {**call.fields, **changes})
         if provider.strict_fields and state.incoming.endpoint.format is not None:
             changes |= without_session_id(call.fields, in_metadata=state.incoming.endpoint.anthropic)
         return call.with_model(model, changes)
+
+    def _cache_marks(
+        self, state: CallState, provider: ProviderAddress, fields: Mapping[str, object]
+    ) -> dict[str, msgspec.Raw]:
+        """Return the fields that get cache marks; empty if they are not set. `fields`: of the request to send."""
+        wire, model = state.incoming.endpoint.wire, state.routing.route.model
+        if wire is None or not self._planner.policy.sets_cache_marks or state.incoming.purpose is not None:
+            return {}
+        if not may_have_marks(wire, model, in_chat=provider.chat_cache_marks):
+            return {}
+        # A model that binds thinking to its prefix may take another form of the same text for a change.
+        marks = with_cache_marks(fields, wire, keep_strings=state.context.thinking is not None)
+        if marks:
+            state.notes[NOTE_CACHE_MARKS] = "set by the gateway"
+        return marks
 
     def _limited(self, state: CallState, call: Call, wire: Wire, provider: ProviderAddress) -> dict[str, object]:
         """Return the fields that set the output limit; empty if it stays as the client set it."""

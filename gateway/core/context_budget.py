@@ -61,6 +61,7 @@ class ContextPolicy:
         fit: how messages to keep are chosen.
         summary: the model that makes summaries; None: no summaries.
         deadline_s: seconds that a trim may take.
+        sets_cache_marks: set cache marks in calls to Claude models whose client sets none.
     """
 
     trim: Trim = "auto"
@@ -72,6 +73,7 @@ class ContextPolicy:
     fit: TrimPolicy = field(default_factory=TrimPolicy)
     summary: SummaryModel | None = None
     deadline_s: float = 60.0
+    sets_cache_marks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

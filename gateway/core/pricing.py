@@ -103,6 +103,16 @@ def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal | None:
     return _cost(usage, rates) if rates is not None else None
 
 
+def cache_savings(usage: Usage, price: Price, tier: str | None = None) -> Decimal | None:
+    """Return what a call would have cost more without the cache, in USD; negative if writing to it cost more.
+
+    None if the rates of the service tier are unknown.
+    """
+    uncached = replace(usage, cache_read_tokens=0, cache_write_tokens=0, cache_write_1h_tokens=0)
+    without, actual = cost(uncached, price, tier), cost(usage, price, tier)
+    return without - actual if without is not None and actual is not None else None
+
+
 def standard_cost(usage: Usage, price: Price) -> Decimal:
     """Return the cost of a call in USD in the standard service tier."""
     return _cost(usage, price.of_size(usage))

@@ -68,6 +68,7 @@ class HostRow(NamedTuple):
         limit_field: the field for the output limit of chat calls. Every provider knows `max_tokens`, except reasoning
             models of OpenAI, which accept only the newer name.
         compacts: it compacts conversations (`/v1/responses/compact`); None: unknown, so it is asked.
+        chat_cache_marks: chat calls to Claude models may have cache marks (`cache_control`).
         price_factors: for more expensive regions: the beginning of the host name, and the key of the price factor in
             litellm's table. The first match counts.
     """
@@ -75,6 +76,7 @@ class HostRow(NamedTuple):
     ending: str
     limit_field: str = "max_tokens"
     compacts: bool | None = None
+    chat_cache_marks: bool = False
     price_factors: tuple[tuple[str, str], ...] = ()
 
 
@@ -93,6 +95,8 @@ HOSTS: Final = (
     HostRow(".openai.azure.com", "max_completion_tokens", compacts=True),
     HostRow(".cognitiveservices.azure.com", "max_completion_tokens", compacts=True),
     HostRow(".services.ai.azure.com", "max_completion_tokens", compacts=True),
+    # https://openrouter.ai/docs/features/prompt-caching
+    HostRow("openrouter.ai", chat_cache_marks=True),
 )
 _ANY_HOST: Final = HostRow("")
 

@@ -212,6 +212,8 @@ NOTE_TRACEPARENT: Final = "traceparent"
 NOTE_CREDENTIAL: Final = "credential"
 #: the id of a response that is made in the background
 NOTE_RESPONSE: Final = "answer"
+#: what the cache marks saved that the gateway set
+NOTE_CACHE_MARKS: Final = "cache_marks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.mock import betas, tokens
 from gateway.mock.binding import BindingTerms, Checked, check, create
+from gateway.mock.cache_marks import unmarked
 from gateway.mock.claude_fields import Controls
 from gateway.mock.claude_requests import (
     mismatch,
@@ -187,7 +188,7 @@ def _refuse_fields(request: _Request, controls: Controls, rules: ModelRules) -> 
         refuse_messages(controls, rules, request.messages)
 
 
-def overhead_of(system: object, tools: object) -> int:
-    """Return the tokens of the overhead: system prompt and tools."""
+def overhead_of(system: object, tools: Sequence[JsonObject] | None) -> int:
+    """Return the tokens of the overhead: system prompt and tools. Cache marks have none."""
     prompt = tokens.count_json(system) + tokens.MESSAGE_TOKENS if system else 0
-    return prompt + extra_tokens(tools)
+    return prompt + extra_tokens([unmarked(tool) for tool in tools or ()])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from gateway.mock import tokens
+from gateway.mock.cache_marks import has_cache_mark, without_cache_marks
 from gateway.mock.claude import NO_THINKING, ClaudeCall, enforce, overhead_of
 from gateway.mock.claude_rules import BILLED_REFUSALS
 from gateway.mock.compactions import summary_of
@@ -186,15 +187,16 @@ class _Attempts:
         return self._response(call, _STOP_REASONS.get(reply.finish_reason, reply.finish_reason))
 
     def _prompt(self, call: ClaudeCall | None) -> _Prompt:
-        model = call.model if call else self._body.model
-        sizes = call.sizes() if call else self._sizes
-        return _read(self._exchange, model, sizes, overhead_of(self._body.system, self._body.tools))
+        overhead = overhead_of(self._body.system, self._body.tools)
+        if call is None:
+            return _read(self._exchange, self._body.model, self._messages, self._sizes, overhead)
+        return _read(self._exchange, call.model, call.messages, call.sizes(), overhead)
 
 
 def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -> BuiltMessage:
     """Respond to a compaction request with a signed block, or with no content if the model wrote no summary."""
     turn = exchange.turn
-    prompt = _read(exchange, call.model, call.sizes(), overhead_of(body.system, body.tools))
+    prompt = _read(exchange, call.model, call.messages, call.sizes(), overhead_of(body.system, body.tools))
     summary = turn.text if turn and turn.text is not None else summary_of(call.messages)
     text, is_cut = tokens.truncate(summary, body.max_tokens)
     stop_reason = "compaction"
@@ -220,15 +222,23 @@ def _summarize(exchange: MockExchange, body: MessageRequest, call: ClaudeCall) -
     )
 
 
-def _read(exchange: MockExchange, model: str, sizes: Sequence[tuple[bytes, int]], overhead: int) -> _Prompt:
+def _read(
+    exchange: MockExchange,
+    model: str,
+    messages: Sequence[JsonObject],
+    sizes: Sequence[tuple[bytes, int]],
+    overhead: int,
+) -> _Prompt:
+    """Return the prompt and what of it is cached: this API caches it only up to messages that have a cache mark."""
     total = _total(sizes)
     check_message(exchange, model, total + overhead)
-    if b'"cache_control"' not in exchange.request.body:
-        # This API caches only prompts with cache marks.
+    marked = [index for index, message in enumerate(messages) if has_cache_mark(message)]
+    if not marked:
         return _Prompt(total + overhead, 0, 0)
-    cached = exchange.provider.cached_tokens(model, sizes)
-    # The part that was not read from the cache is written to it.
-    return _Prompt(total + overhead, cached, total - cached)
+    parts = [(without_cache_marks(message), size) for message, (_, size) in zip(messages, sizes, strict=True)]
+    cached = exchange.provider.cached_tokens(model, parts, marked)
+    # The part up to the last mark that was not read from the cache is written to it.
+    return _Prompt(total + overhead, cached, _total(sizes[: marked[-1] + 1]) - cached)
 
 
 def _total(sizes: Sequence[tuple[bytes, int]]) -> int:

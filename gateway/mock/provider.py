@@ -31,6 +31,8 @@ MAX_PREFIXES: Final = 100_000
 MAX_STORED: Final = 10_000
 #: A shared prefix with fewer tokens is not reported as cached.
 MIN_CACHED_TOKENS: Final = 64
+#: How many messages before a cache mark a stored prefix may end. Claude looks at 20 content blocks.
+MAX_BEFORE_MARK: Final = 20
 
 _DEFAULT: Final = Behaviour()
 _NO_WINDOWS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -233,21 +235,28 @@ class MockProvider:
             states[:] = [{**states[0], "status": "cancelled"}]
         return states.pop(0) if len(states) > 1 else states[0]
 
-    def cached_tokens(self, model: str, messages: Iterable[tuple[bytes, int]]) -> int:
+    def cached_tokens(
+        self, model: str, messages: Iterable[tuple[bytes, int]], marked: Sequence[int] | None = None
+    ) -> int:
         """Return the tokens of the longest prefix that an earlier call to the model also had, and store this prompt.
 
         `messages`: the raw JSON of each message and its tokens. A prefix of fewer than 64 tokens counts as 0.
+        `marked`: indices of the messages with a cache mark: prefixes are stored only up to these, and are found only up
+            to them and a few messages before each. None: the API needs no marks.
         """
         cached = 0
         tokens = 0
         key = hash(model)
-        for raw, size in messages:
+        for index, (raw, size) in enumerate(messages):
             tokens += size
             key = hash((key, raw))
-            if key in self._prefixes:
+            if key in self._prefixes and (
+                marked is None or any(mark - MAX_BEFORE_MARK <= index <= mark for mark in marked)
+            ):
                 cached = tokens
-            self._prefixes[key] = None
-            self._prefixes.move_to_end(key)
+            if marked is None or index in marked:
+                self._prefixes[key] = None
+                self._prefixes.move_to_end(key)
         while len(self._prefixes) > MAX_PREFIXES:
             self._prefixes.popitem(last=False)
         return cached if cached >= MIN_CACHED_TOKENS else 0

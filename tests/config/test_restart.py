@@ -26,7 +26,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "context": {
         "trim": "off", "budget": 9, "reserve_tokens": 9, "low_water": 0.5, "strategies": ("drop",),
         "keep_last_turns": 2, "result_max_tokens": 20, "recall": "off", "summary": {"model": "m"},
-        "on_overflow": "least", "safety": 2, "deadline_ms": 9, "families": "mine.yaml", "memory_mb": 512,
+        "on_overflow": "least", "cache": "auto", "safety": 2, "deadline_ms": 9, "families": "mine.yaml", "memory_mb": 512,
     },
     "store": {"url": "memory://", "timeout_ms": 1, "on_failure": "open", "journal": "off"},
     "telemetry": {"log": {"format": "json", "level": "error"}, "metrics": False, "otel": True},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import signal
 import sqlite3
-import time
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,7 +204,8 @@ def test_records_not_written_at_shutdown_are_written_at_the_next_start(
 def test_concurrent_calls_are_charged_once_while_the_disk_fills_repeatedly(
     gateway: GatewayProcess, mock: MockProvider, pool: ThreadPoolExecutor
 ) -> None:
-    ends = time.monotonic() + 3.5
+    statuses: list[int] = []
+    is_over = threading.Event()
 
     def client(number: int) -> Counter[tuple[str, int, str]]:
         """Make calls and return how they ended. A call of the session s2 has 32 input and 5 output tokens."""
@@ -212,19 +213,27 @@ def test_concurrent_calls_are_charged_once_while_the_disk_fills_repeatedly(
         body = {"model": "mock-small", "messages": HI, "max_tokens": 9, "stream": number % 2 == 0}
         headers = {"x-session-id": session, "x-mock": f"chunks=5;interval=0.01;tokens={30 + number % 3}/5"}
         seen: Counter[tuple[str, int, str]] = Counter()
-        while time.monotonic() < ends:
+        while not is_over.wait(0.01):
             reply = gateway.web.post(CHAT, body, headers)
             assert reply.clean
+            statuses.append(reply.status)
             seen[session, reply.status, reply.error["code"] if reply.status != 200 else ""] += 1
-            time.sleep(0.01)
         return seen
 
+    def wait_for(status: int) -> None:
+        before = len(statuses)
+        until(lambda: statuses[before:].count(status) >= 20, what=f"calls end with {status}")
+
     clients = [pool.submit(client, number) for number in range(8)]
-    for size in (None, 0, None):
-        time.sleep(0.4)
-        fill(gateway, size)
-        time.sleep(0.3)
-        make_room(gateway)
+    try:
+        for size in (None, 0, None):
+            wait_for(200)
+            fill(gateway, size)
+            wait_for(503)
+            make_room(gateway)
+        wait_for(200)
+    finally:
+        is_over.set()
     seen = sum((one.result(CLIENT_TIMEOUT_S) for one in clients), Counter[tuple[str, int, str]]())
     sessions = ("s0", "s1", "s2")
     assert {(status, code) for _, status, code in seen} == {(200, ""), (503, "store_unavailable")}

@@ -21,7 +21,7 @@ from tests.support.thinking import BETA
 
 pytestmark = pytest.mark.long
 
-TURNS = 40
+TURNS = 28
 #: Input tokens. The sessions grow to three times this number.
 BUDGET = 12_000
 REFUSED = "bound to a different conversation"

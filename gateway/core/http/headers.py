@@ -110,6 +110,7 @@ class ProviderAddress:
         billed_refusals: the categories of refusals before any output that it bills; None: it bills all.
         strict_fields: it refuses requests with unknown fields.
         is_translated: its requests are translated into another format.
+        chat_cache_marks: it accepts cache marks (`cache_control`) in chat calls to Claude models.
     """
 
     name: str
@@ -127,6 +128,7 @@ class ProviderAddress:
     billed_refusals: tuple[str, ...] | None = None
     strict_fields: bool = False
     is_translated: bool = False
+    chat_cache_marks: bool = False
 
     def url(self, path: str, query: str) -> str:
         """Return the absolute URL of a path relative to `/v1/`. Path and query are already encoded.

@@ -29,7 +29,7 @@ from gateway.core.trimming.validate import problems
 
 pytestmark = pytest.mark.long
 
-law = settings(max_examples=25, deadline=None)
+law = settings(max_examples=15, deadline=None)
 
 Messages = list[dict[str, Any]]
 
@@ -169,7 +169,7 @@ POLICIES = [
 
 @pytest.mark.parametrize("policy", POLICIES, ids=range(len(POLICIES)))
 @given(messages=conversations(), limit=limits)
-@settings(law, max_examples=15)
+@settings(law, max_examples=10)
 def test_a_trim_fits_and_is_valid_or_raises(policy: TrimPolicy, messages: Messages, limit: int) -> None:
     done = fitted(messages, limit, policy=policy)
     if done is not None:
@@ -306,7 +306,7 @@ def test_each_turn_is_valid_and_keeps_its_prefix_until_the_next_trim(
     noise=st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
     plan=st.text(st.sampled_from("kdcsm~=0123-,:;< "), max_size=30),
 )
-@settings(law, max_examples=15)
+@settings(law, max_examples=10)
 def test_any_stored_trim_decision_is_harmless(messages: Messages, limit: int, noise: Any, plan: str) -> None:
     reader = Reader(WEIGH)  # cached facts about messages do not belong to a decision
     conversation = Conversation.of_messages(messages, reader)
@@ -365,7 +365,7 @@ ODD = [
     policy=st.sampled_from(POLICIES),
     max_wait=st.integers(0, 40) | st.none(),
 )
-@settings(law, max_examples=80)
+@settings(law, max_examples=50)
 def test_odd_messages_are_sent_unchanged_or_left_out(
     messages: Messages, limit: int, odd: list[tuple[int, bytes]], policy: TrimPolicy, max_wait: int | None
 ) -> None:
@@ -405,7 +405,7 @@ SUMMING = [
 
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from(SUMMING), length=st.integers(1, 900))
-@settings(law, max_examples=30)
+@settings(law, max_examples=20)
 def test_each_turn_with_summaries_is_valid_and_asks_only_at_a_trim(
     messages: Messages, limit: int, policy: TrimPolicy, length: int
 ) -> None:
@@ -485,7 +485,7 @@ def test_without_permission_to_ask_no_summary_is_made(messages: Messages, limit:
     policy=st.sampled_from([*POLICIES, *SUMMING]),
     thoughts=st.lists(st.booleans(), min_size=24, max_size=24),
 )
-@settings(law, max_examples=25)
+@settings(law, max_examples=15)
 def test_a_turn_that_began_with_thinking_still_does_after_each_trim(
     messages: Messages, limit: int, policy: TrimPolicy, thoughts: list[bool]
 ) -> None:
@@ -546,7 +546,7 @@ def test_a_signed_call_is_sent_unchanged_or_left_out_on_each_turn(
 
 
 @given(messages=conversations(), limit=limits, policy=st.sampled_from([*POLICIES, *SUMMING]))
-@settings(law, max_examples=25)
+@settings(law, max_examples=15)
 def test_a_call_keeps_its_reasoning_on_each_turn(messages: Messages, limit: int, policy: TrimPolicy) -> None:
     """DeepSeek and Kimi refuse a call without it."""
     for place, message in enumerate(messages):
@@ -611,7 +611,7 @@ def with_thoughts(messages: Messages) -> Messages:
 
 @pytest.mark.parametrize("policy", POLICIES[:7], ids=range(7))
 @given(messages=conversations() | conversations().map(with_thoughts), limit=limits)
-@settings(law, max_examples=30)
+@settings(law, max_examples=20)
 def test_roles_keep_the_clients_order_on_each_turn(policy: TrimPolicy, messages: Messages, limit: int) -> None:
     trim_decision: TrimDecision | None = None
     reader = Reader(WEIGH)
