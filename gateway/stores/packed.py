@@ -58,7 +58,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 _JSON: Final = msgspec.json.Decoder(CallRecord)
 _encode_json: Final = msgspec.json.Encoder().encode
-#: stand for the accounts of the client key and the session
+#: numbers for the accounts of the client key and the session
 _KEY_ACCOUNT: Final = 0
 _SESSION_ACCOUNT: Final = 1
 

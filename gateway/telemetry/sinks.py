@@ -1,10 +1,10 @@
 """Write the records of all calls to files of JSON lines, one for each day, at least once.
 
-- The records are read from the store behind the calls, so no call waits for a disk.
+- The records are read from the store after the calls, so no call waits for a disk.
 - One worker per folder writes, the one that holds the lock. If it ends, another one continues.
 - A position is stored after the records before it are on the disk. After a crash, some records are written again:
   readers keep the last line of each `call_id`. That is also the rule for calls that are corrected later.
-- If a sink was away for so long that the store has lost the order of settlement, all records of that time are written
+- If a sink paused for so long that the store has lost the order of settlement, all records of that time are written
   again.
 """
 
@@ -36,7 +36,7 @@ _EVERY_S: Final = 1.0
 _RETRY_S: Final = 10.0
 #: records that one write contains
 _BATCH: Final = 500
-#: Seconds before the last written call. Longer calls may be missing if the sink was away for thousands of calls.
+#: Seconds before the last written call. Longer calls may be missing after a pause of thousands of calls.
 _LONGEST_CALL_S: Final = 86_400.0
 _FILE: Final = re.compile(r"calls-(\d{4}-\d\d-\d\d)\.jsonl")
 

@@ -1,4 +1,4 @@
-"""Files of call records: each record is there at least once, after crashes, full disks and long pauses too."""
+"""Files of call records: each record is written at least once, after crashes, full disks and long pauses too."""
 
 from __future__ import annotations
 
