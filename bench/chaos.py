@@ -48,6 +48,8 @@ from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
 from gateway.core.record import ORPHANED, CallRecord  # noqa: E402
+from gateway.core.rollup import COUNTS, PERIOD_S, UsageQuery  # noqa: E402
+from gateway.core.usage import Totals  # noqa: E402
 from gateway.mock import MockProvider, MockServer  # noqa: E402
 from gateway.mock.wire import MockUsage, ReceivedCall, Share  # noqa: E402
 
@@ -834,7 +836,9 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
             await asyncio.sleep(0.2)
         stored = Stored([], {session.id: (0, 0) for session in sessions}, {}, {})
         # Read all sessions, not only called ones, so that wrong entries are found.
-        for view in (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions:
+        views = (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions
+        left += await differences(store, [view.totals for view in views])
+        for view in views:
             stored.records += await store.calls(view.key, CALLS_KEPT)
             if view.key.namespace == OPEN_NAMESPACE:
                 stored.totals[view.key.id] = (view.totals.total_tokens, view.totals.calls)
@@ -846,6 +850,31 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
         return left, stored
     finally:
         await store.aclose()
+
+
+async def differences(store: Store, totals: Sequence[Totals]) -> list[str]:
+    """Return the numbers that differ between the usage by hour and by day and the totals of all sessions."""
+    wrong = list[str]()
+    for period, seconds in PERIOD_S.items():
+        today = int(time.time() // seconds)
+        rows = await store.usage(UsageQuery(period, today - 48, today))
+        sums = dict(
+            zip(COUNTS, [sum(column) for column in zip(*(row.counts for row in rows), strict=True)], strict=True)
+        )
+        expected = {
+            "charged_calls": sum(one.calls for one in totals),
+            "cost_pico_usd": int(sum(one.cost_usd for one in totals) * 10**12),
+            **{
+                name: sum(getattr(one, name) for one in totals)
+                for name in ("input_tokens", "output_tokens", "total_tokens")
+            },
+        }
+        wrong += [
+            f"usage by {period}: {name} {sums.get(name)}, sessions {number}"
+            for name, number in expected.items()
+            if sums.get(name) != number
+        ]
+    return wrong
 
 
 async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> list[str]:

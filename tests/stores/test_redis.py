@@ -926,7 +926,7 @@ async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
         return #was
     """
     names = (keys.calls(tag)[2], *map(keys.account, ACCOUNTS))
-    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "5\n"
+    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "6\n"
     await store.settle(replace(spent(opened.orphaned), outcome="ok"))
     assert await balance(store) == [(Amount(7), NOTHING)] * 2
 
