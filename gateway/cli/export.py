@@ -47,7 +47,7 @@ def export(
 
         admin, columns = Access(None, admin=True), list[str]()
         async for record in opened.each_call(begin):
-            shown = {**call_json(record, admin), "labels": record.labels}
+            shown = call_json(record, admin)
             if form == "jsonl":
                 sys.stdout.buffer.write(msgspec.json.encode(shown) + b"\n")
                 continue

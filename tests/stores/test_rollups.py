@@ -156,6 +156,18 @@ async def test_beyond_the_limit_calls_are_added_by_key(store: Store, record: Mak
     assert found["a", OTHER] == [3, 3, 0, 0, *numbers(*calls[1:])]
 
 
+async def test_usage_in_redis_expires(redis_server: RedisServer, record: MakeRecord) -> None:
+    redis_server.flush()
+    store = RedisStore(redis_server.url, timeout_s=PATIENT_S, retention=Retention(hours_s=10 * DAY, days_s=20 * DAY))
+    for number in range(2):
+        await store.settle(record(at=AT, labels={"tag": f"{number}"}))
+    for period, number, kept in (("hour", int(AT // HOUR), 10), ("day", int(AT // DAY), 20)):
+        left = int(redis_server.cli("TTL", f"gateway:{{usage0}}:{period}:{number}"))
+        ends = (number + 1) * (HOUR if period == "hour" else DAY) + kept * DAY
+        assert abs(time.time() + left - ends) < 60
+    await store.aclose()
+
+
 async def test_a_key_of_another_type_in_redis_stops_no_call(redis_server: RedisServer, record: MakeRecord) -> None:
     redis_server.flush()
     store = RedisStore(redis_server.url, timeout_s=PATIENT_S)

@@ -166,6 +166,7 @@ _CALL_FIELDS: Final = {
     "request_bytes": integer(),
     "response_bytes": integer(),
     "notes": mapping(text(), "further remarks, by name"),
+    "labels": mapping(text(), "further names by which usage is added up, such as `tag`"),
     "unread_thinking": array(
         record(
             "thinking blocks of the request that the provider drops without an error",

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.core.record import CallRecord
 from gateway.core.retention import Retention
-from gateway.core.rollup import COUNTS, HOURS, UsageQuery, UsageRow, number_of, row_names
+from gateway.core.rollup import COUNTS, HOURS, KEY, UsageQuery, UsageRow, number_of, row_names, text_of
 from gateway.stores.rollups import Rollups, added_by, is_of_key, oldest_kept
 from gateway.stores.sums import MAX_SUM
 
@@ -25,7 +25,8 @@ _COUNT_ROW: Final = (
     "ON CONFLICT DO UPDATE SET calls = calls + 1"
 )
 _READ: Final = (
-    f"SELECT day, labels, hour, {_COUNTS} FROM usage WHERE day BETWEEN ? AND ? AND labels != '' AND hour {{}} 24"  # noqa: S608  # constants
+    f"SELECT day, labels, hour, {_COUNTS} FROM usage WHERE day BETWEEN ?1 AND ?2 "  # noqa: S608  # constants
+    "AND labels != '' AND substr(labels, 1, length(?3)) = ?3 AND hour {} 24"
 )
 _READ_DAYS: Final = _READ.format("=")
 _READ_HOURS: Final = _READ.format("<")
@@ -84,10 +85,12 @@ def fill(db: sqlite3.Connection, rollups: Rollups) -> None:
 def read(db: sqlite3.Connection, query: UsageQuery) -> list[UsageRow]:
     """See `Store.usage`."""
     period, first, last, key = query
+    # Labels are JSON that begins with the client key. Rows of other keys with the same beginning are left out below.
+    begin = text_of({KEY: key})[:-1] if key else ""
     if period == "day":
-        found = ((day, labels, counts) for day, labels, _, *counts in db.execute(_READ_DAYS, (first, last)))
+        found = ((day, labels, counts) for day, labels, _, *counts in db.execute(_READ_DAYS, (first, last, begin)))
     else:
-        rows = db.execute(_READ_HOURS, (first // HOURS, last // HOURS))
+        rows = db.execute(_READ_HOURS, (first // HOURS, last // HOURS, begin))
         hours = ((day * HOURS + hour, labels, counts) for day, labels, hour, *counts in rows)
         found = (row for row in hours if first <= row[0] <= last)
     return [UsageRow(*row) for row in found if is_of_key(row[1], key)]
