@@ -126,7 +126,7 @@ class CallSink:
                 return
             newest = max([position.started_at, *(record.started_at for record in records)])
             position = _Position(latest.cursor, newest)
-            await asyncio.to_thread(self._write, records, position)
+            await self._save(records, position)
             if self._is_failing:
                 self._is_failing = False
                 logger.warning("the sink %s is written again", self._folder)
@@ -138,9 +138,18 @@ class CallSink:
         async for record in self._store.each_call(since):
             some.append(record)
             if len(some) == _BATCH:
-                await asyncio.to_thread(self._write, some, None)
+                await self._save(some, None)
                 some = []
-        await asyncio.to_thread(self._write, some, None)
+        await self._save(some, None)
+
+    async def _save(self, records: Sequence[CallRecord], position: _Position | None) -> None:
+        """Run `_write` in a thread. If this task is cancelled, the lock is kept until the thread has ended."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, records, position))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
 
     def _read_position(self) -> _Position | None:
         try:
