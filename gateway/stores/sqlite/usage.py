@@ -13,10 +13,13 @@ from gateway.stores.sums import MAX_SUM
 
 #: The hour of the row of a whole day. It is next to the rows of the hours, so that a call changes one page of the file.
 _WHOLE_DAY: Final = 24
+#: rows that a call changes. There is no row of an hour without that of its day.
+_DAY_AND_HOUR: Final = 2
 _COUNTS: Final = ", ".join(COUNTS)
-_AT: Final = "day = ? AND labels = ? AND hour = ?"
-_ADD: Final = f"UPDATE usage SET {', '.join(f'{name} = min({name} + ?, {MAX_SUM})' for name in COUNTS)} WHERE {_AT}"  # noqa: S608  # constants
-_TAKE_BACK: Final = f"UPDATE usage SET {', '.join(f'{name} = max({name} - ?, 0)' for name in COUNTS)} WHERE {_AT}"  # noqa: S608  # constants
+#: the rows of a day and of one of its hours
+_BOTH: Final = "day = ? AND labels = ? AND hour IN (?, 24)"
+_ADD: Final = f"UPDATE usage SET {', '.join(f'{name} = min({name} + ?, {MAX_SUM})' for name in COUNTS)} WHERE {_BOTH}"  # noqa: S608  # constants
+_TAKE_BACK: Final = f"UPDATE usage SET {', '.join(f'{name} = max({name} - ?, 0)' for name in COUNTS)} WHERE {_BOTH}"  # noqa: S608  # constants
 _CREATE: Final = f"INSERT INTO usage ({_COUNTS}, day, labels, hour) VALUES ({', '.join('?' * (3 + len(COUNTS)))})"  # noqa: S608  # constants
 #: the number of rows of a day, which is kept in a row without labels, so that they need not be counted
 _ROWS: Final = "SELECT calls FROM usage WHERE day = ? AND labels = '' AND hour = 24"
@@ -45,8 +48,9 @@ def add(db: sqlite3.Connection, record: CallRecord, replaced: CallRecord | None 
         _take_back(db, replaced)
     added, (day, hour) = added_by(record), _place(record)
     for text, most in row_names(record):
-        if db.execute(_ADD, (*added, day, text, _WHOLE_DAY)).rowcount or _create(db, added, day, text, most):
-            if not db.execute(_ADD, (*added, day, text, hour)).rowcount:
+        rows = db.execute(_ADD, (*added, day, text, hour)).rowcount
+        if rows or _create(db, added, day, text, most):
+            if rows < _DAY_AND_HOUR:
                 db.execute(_CREATE, (*added, day, text, hour))
             return
 
@@ -64,8 +68,7 @@ def _create(db: sqlite3.Connection, added: tuple[int, ...], day: int, text: str,
 def _take_back(db: sqlite3.Connection, record: CallRecord) -> None:
     added, (day, hour) = added_by(record), _place(record)
     for text, _ in row_names(record):
-        if db.execute(_TAKE_BACK, (*added, day, text, _WHOLE_DAY)).rowcount:
-            db.execute(_TAKE_BACK, (*added, day, text, hour))
+        if db.execute(_TAKE_BACK, (*added, day, text, hour)).rowcount:
             return
 
 
