@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from gateway import config
 from gateway.cli import app
+from gateway.core.calling_agent import CLIENT_HEADERS
 from gateway.core.errors import BudgetExhausted, GatewayError
 from gateway.core.http.gateway_headers import DIRECTIVES, READ
 from gateway.core.http.headers import CREDENTIALS
@@ -188,6 +189,7 @@ def headers_page() -> str:
     asked = {name.decode(): about for name, about in {**READ, **DIRECTIVES}.items()}
     keys = ", ".join(code(name.decode()) for name in sorted(CREDENTIALS))
     known = ", ".join(code(name.decode()) for name in KNOWN_HEADERS)
+    agents = ", ".join(code(name.decode()) for name in CLIENT_HEADERS)
     return page(
         "Headers",
         "## Requests",
@@ -197,6 +199,9 @@ def headers_page() -> str:
         "These headers, which other gateways and some clients send, also name a session. The first valid one counts, "
         f"after those of `sessions.id_headers`: {known}, and any other `x-…-session-id`. "
         "[Clients](../clients.md#headers-that-name-a-session) lists which client sends which header.",
+        "These headers of clients, which are forwarded too, name the agent of the session that makes a call: "
+        f"{agents}. Codex repeats its own in the field `client_metadata`, which is preferred. Values that are not "
+        "valid names are ignored.",
         "All other headers are forwarded, except cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
         "headers that name another method or path (`x-http-method-override`, `x-original-url`).",
         "## Responses",

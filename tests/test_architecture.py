@@ -139,12 +139,15 @@ TESTED_ELSEWHERE = {
     "stores.states": "stores/test_contract.py",  # what a store returns for a valid and for an invalid state
     "stores.clock": "stores/test_ledger_contract.py",  # the time of a store without an injected clock
     "stores.sqlite.latest": "stores/test_latest.py",
+    "stores.sqlite.agents": "stores/test_agents.py",
+    "stores.memory.agents": "stores/test_agents.py",
     "telemetry.metrics.families": "telemetry/test_metrics.py",  # each family is shown by its name
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "context.inspector": "server/test_context.py",
     "server.endpoints": "e2e/test_leaving.py",  # its effect on a call shows on the connection of the call
     "server.socket_calls": "server/test_sockets.py",  # its effect on a call shows on the connection of the call
+    "server.agents": "e2e/test_agents.py",
     "server.openapi.shapes": "server/test_openapi.py",  # one document
     "server.openapi.paths": "server/test_openapi.py",
     # These parts of a call are tested through whole calls.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gateway import config
+from gateway import __version__, config
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -111,3 +113,22 @@ def test_systemd_waits_longer_than_the_shutdown_grace_and_starts_an_existing_com
 
 def test_the_grafana_dashboard_is_json() -> None:
     assert json.loads((ROOT / "config/grafana/gateway.json").read_text())["panels"]
+
+
+def test_a_release_has_one_version() -> None:
+    chart = yaml.safe_load((ROOT / "config/deploy/helm/Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+    checked = [sys.executable, str(ROOT / ".ci/versions.py"), "v0.0.0"]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"gateway/__init__.py has the version {__version__}, and the tag is v0.0.0" in done.stdout
+
+
+def test_nothing_is_published_before_the_tests_pass() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert "bash .ci/run" in [step.get("run") for step in jobs["check"]["steps"]]
+    publishing = {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})}
+    assert publishing == {"publish-python", "publish-image"}
+    assert all(jobs[name]["needs"] == ["check", "build"] for name in publishing)
+    assert workflow["permissions"] == {"contents": "read"}

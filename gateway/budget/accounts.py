@@ -15,7 +15,7 @@ from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.budget.reservation import Budgets, OpenedAccounts
+from gateway.budget.reservation import Budgets, OpenedAccounts, named_agents
 from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
@@ -93,8 +93,9 @@ class Accounts:
             StoreUnavailable: the store is unavailable, and `store.on_failure` is not `open`.
         """
         caller, directives = state.incoming.caller, state.incoming.directives
+        agents = named_agents(state.agent) if self._budgets.policy.agents else ()
         state.budget.charged = ChargedAccounts(
-            caller.namespace, caller.budget, state.session, declared=directives.budget
+            caller.namespace, caller.budget, state.session, declared=directives.budget, agents=agents
         )
         return self._take_opened(
             state,

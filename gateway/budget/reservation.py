@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.call.types import CallAccounts, TakenHold
+from gateway.core.agent_use import parents_of
 from gateway.core.bounded import BoundedDict
+from gateway.core.calling_agent import MAIN, CallingAgent
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged, StoreUnavailable
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
-from gateway.core.ledger.charging import BudgetPolicy, ChargedAccounts, claims_of, limits_output
+from gateway.core.ledger.charging import AgentName, BudgetPolicy, ChargedAccounts, claims_of, limits_output
 from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, hold_for, limit_of_hold, longest_text
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
@@ -23,8 +25,8 @@ from gateway.core.usage import Totals
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.leases import Lease, Leases
 
-#: maximum number of parents that a session's calls are charged to
-_MOST_PARENTS: Final = 8
+#: maximum number of parents that the calls of a session, or of a subagent, are charged to
+MOST_PARENTS: Final = 8
 #: maximum number of sessions whose parents are remembered
 _MOST_SEEN: Final = 4_096
 #: the parent of each session that was just read; None if it has none
@@ -46,6 +48,8 @@ class Budgets:
         self._wall = wall
         #: the parents of sessions as last read, from the nearest up
         self._above = BoundedDict[SessionKey, tuple[SessionKey, ...]](_MOST_SEEN)
+        #: the subagents above nested ones as last read, by session and id, from the nearest up
+        self._agents_above = BoundedDict[tuple[SessionKey, str], tuple[AgentName, ...]](_MOST_SEEN)
 
     async def parents(
         self, session: SessionKey, known: str | None, named: str | None, read: Parents = _NOTHING_READ
@@ -73,7 +77,7 @@ class Budgets:
                 # The chain has grown at its top. Its topmost sessions would not be charged, and escape their budgets.
                 raise InvalidRequest(
                     f'Session "{session.id}" now has {len(found) + 1} parents or more, and a call is charged to at '
-                    f"most {_MOST_PARENTS}. Start a new session below one with fewer than {_MOST_PARENTS} parents.",
+                    f"most {MOST_PARENTS}. Start a new session below one with fewer than {MOST_PARENTS} parents.",
                     param=PARENT.decode(),
                 )
             return found
@@ -105,7 +109,7 @@ class Budgets:
         else:
             why = (
                 f"{refused}: it would have {len(found) + 1} parents or more, and a call is charged to at most "
-                f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} parents"
+                f"{MOST_PARENTS}. Name a parent that has fewer than {MOST_PARENTS} parents"
             )
         raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
@@ -126,7 +130,8 @@ class Budgets:
         except StoreUnavailable:
             self._store.availability.check_accepts_without_store()
         if session is not None:
-            charged = replace(charged, parents=self.parents_as_seen(session, named))
+            agents = self._nested_as_seen(session, charged.agents)
+            charged = replace(charged, parents=self.parents_as_seen(session, named), agents=agents)
         return _NOTHING_KNOWN, charged, self.stale_accounts(charged)
 
     async def read(
@@ -146,6 +151,8 @@ class Budgets:
         """
         if session is None:
             return _NOTHING_KNOWN, charged, await self.read_accounts(charged)
+        if len(charged.agents) > 1:
+            charged = replace(charged, agents=await self._nested(session, *charged.agents[:2]))
         if named is not None or (self._above and session in self._above):
             begun = await self._below(session, charged, named, with_totals=with_totals)
             if begun is not None:
@@ -194,6 +201,30 @@ class Budgets:
             self._above.pop(session, None)
         return parents
 
+    async def _nested(self, session: SessionKey, agent: AgentName, parent: AgentName) -> tuple[AgentName, ...]:
+        """Return a nested subagent and those above it, from the nearest up.
+
+        An agent above that has made no call as a subagent is not charged: it may be the main agent under another name.
+
+        Args:
+            session: the session of the call.
+            agent: the subagent that makes the call.
+            parent: the agent that has started it, as the call names it.
+        """
+        above = self._agents_above.get((session, agent.id), ())
+        if not above or above[0].id != parent.id:
+            known = {one.id: one for one in await self._store.agents(session)}
+            names = parents_of(agent.id, parent.id, known, MOST_PARENTS)
+            above = tuple([AgentName(name, known[name].type) for name in names if name in known])
+            if above:
+                self._agents_above[session, agent.id] = above
+        return (agent, *above)
+
+    def _nested_as_seen(self, session: SessionKey, agents: tuple[AgentName, ...]) -> tuple[AgentName, ...]:
+        """Return a subagent and those above it as this worker last read them."""
+        above = self._agents_above.get((session, agents[0].id), ()) if len(agents) > 1 else ()
+        return (*agents[:1], *(above if above and above[0].id == agents[1].id else ()))
+
     def parents_as_seen(self, session: SessionKey, named: str | None) -> tuple[SessionKey, ...]:
         """Return the parents of a session as this worker last read them. For the time while the store is unavailable.
 
@@ -206,7 +237,7 @@ class Budgets:
         parent = SessionKey(session.namespace, named)
         above = dict.fromkeys((parent, *self._above.get(parent, ())))
         above.pop(session, None)
-        return tuple(above)[:_MOST_PARENTS]
+        return tuple(above)[:MOST_PARENTS]
 
     async def read_accounts(self, charged: ChargedAccounts) -> CallAccounts:
         """Return the accounts of a call with their current balances."""
@@ -379,6 +410,14 @@ class Budgets:
         self._store.stale.settle(taken.lease.id, spent)
 
 
+def named_agents(agent: CallingAgent | None) -> tuple[AgentName, ...]:
+    """Return the subagent that makes a call, and the one that has started it; empty for the main agent."""
+    if agent is None or not agent.is_subagent:
+        return ()
+    own = AgentName(agent.id, agent.type)
+    return (own, AgentName(agent.parent)) if agent.parent not in (None, MAIN) else (own,)
+
+
 def _lowered(claims: Sequence[Claim], balances: Sequence[Balance]) -> tuple[Balance, ...]:
     """Return the balances lowered to the budget that the call declares."""
     return tuple([balance.lowered(claim.declared) for balance, claim in zip(balances, claims, strict=True)])
@@ -404,7 +443,7 @@ async def sessions_above(
     found: list[SessionKey] = []
     while parent is not None:
         key = SessionKey(session.namespace, parent)
-        if key == session or key in found or len(found) == _MOST_PARENTS:
+        if key == session or key in found or len(found) == MOST_PARENTS:
             return tuple(found), key
         found.append(key)
         parent = read[key] if key in read else (await store.remembered(key)).state.parent

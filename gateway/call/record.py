@@ -244,6 +244,7 @@ class RecordBuilder:
             answer=_lookup_name(state, response),
             unread_thinking=state.context.unread_thinking,
             labels=_labels(state),
+            agent=state.agent,
         )
 
     def needs_texts(self, state: CallState) -> bool:

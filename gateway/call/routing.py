@@ -12,7 +12,8 @@ from urllib.parse import unquote
 import msgspec
 
 from gateway.call.types import Caller, Incoming, SessionPolicy
-from gateway.core import identity
+from gateway.core import calling_agent, identity
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.http.gateway_headers import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.http.headers import ProviderAddress, by_name, header
@@ -31,6 +32,8 @@ from gateway.dialects.base import Call
 from gateway.dialects.contents import is_too_large
 from gateway.dialects.fields import UNREADABLE, decode
 
+#: largest `client_metadata` that is read for the agent of a call, in bytes
+_MOST_METADATA: Final = 65_536
 #: bytes that are read of a model name in a form
 _LONGEST_MODEL_NAME: Final = 256
 #: describes in an error a path without a model
@@ -85,6 +88,15 @@ def tag_in_body(call: Call) -> str | None:
     metadata = decode(call.fields["metadata"]) if "metadata" in call.fields else None
     tag = metadata.get("tag") if isinstance(metadata, dict) else None
     return tag if identity.is_tag(tag) else None
+
+
+def calling_agent_of(incoming: Incoming, call: Call) -> CallingAgent | None:
+    """Return the agent of the session that makes a call, or None if the client says nothing about agents."""
+    if incoming.purpose is not None:
+        return incoming.purpose.agent
+    raw = call.fields.get(calling_agent.BODY_FIELD)
+    metadata = decode(raw) if raw is not None and len(raw) <= _MOST_METADATA else None
+    return calling_agent.calling_agent(by_name(incoming.headers), metadata)
 
 
 def session_of(

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.call.bound_thinking import BoundCall
 from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import header
 from gateway.core.http.request import WorkObserver, ignore_work
@@ -297,6 +298,7 @@ class CallState:
         call: the body as its dialect reads it; None until it is read.
         session: the session that is charged; None if there is none, or it is not known yet.
         is_session_derived: the id of the session was derived from the first messages of the conversation.
+        agent: the agent of the session that makes the call; None if the client says nothing about agents.
         notes: remarks for the record, by name. They are for people: nothing is decided by them.
     """
 
@@ -305,6 +307,7 @@ class CallState:
     call: Call | None = None
     session: SessionKey | None = None
     is_session_derived: bool = False
+    agent: CallingAgent | None = None
     notes: dict[str, str] = field(default_factory=dict)
     routing: RoutingState = field(default_factory=RoutingState)
     budget: BudgetState = field(default_factory=BudgetState)

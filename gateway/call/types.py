@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.context_budget import NO_OPTIONS, ContextOptions, beta_of
 from gateway.core.counting.counted import CountedRequest, LearnedCorrections, count_tokens
 from gateway.core.counting.overhead import Overhead
@@ -71,11 +72,13 @@ class Purpose:
         operation: the operation in its record.
         derived: the id of its session was derived.
         notes: notes for its record.
+        agent: the agent of the session for which it is made.
     """
 
     operation: str
     derived: bool
     notes: Mapping[str, str]
+    agent: CallingAgent | None = None
 
 
 @dataclass(frozen=True, slots=True)

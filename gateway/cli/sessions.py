@@ -41,10 +41,13 @@ _UNITS = ("tokens", "usd", "calls")
 #: columns of the list, and of a session's calls, that a small terminal leaves out, in this order
 _LIST_FIRST_TO_GO = ("usage", "input", "output", "last call", "calls")
 _CALLS_FIRST_TO_GO = ("usage", "outcome", "tools", "ms")
+_AGENTS_FIRST_TO_GO = ("tools", "parent", "step", "with children")
+#: tools of an agent that its row names
+_AGENT_TOOLS = 3
 #: newest sessions that are searched for a name similar to an unknown one
 _SEARCHED = 1_000
 #: fields of a session that are not printed as single lines: most of them have a table
-_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls", "parent", "parents", "declared_budget")
+_IN_TABLES = ("recent_tools", "tools", "steps", "agents", "last_calls", "parent", "parents", "declared_budget")
 
 app = typer.Typer(cls=Group, help="List, show, reset or delete sessions.", invoke_without_command=True)
 
@@ -124,6 +127,9 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     if found["tools"]:
         numbers = ("calls", "results in context", "tokens")
         print_table(("tool", *numbers), [_tool_row(*tool) for tool in found["tools"].items()], right=numbers)
+        typer.echo()
+    if found["agents"]:
+        _print_agents(found["agents"])
         typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     calls = [_call_row(row) for row in found["last_calls"]]
@@ -398,6 +404,30 @@ def _remaining(budget: dict[str, Any] | None) -> str:
 
 def _tool_row(name: str, use: dict[str, int]) -> list[str]:
     return [name, *(f"{use[part]:,}" for part in ("calls", "results", "result_tokens"))]
+
+
+def _print_agents(agents: list[dict[str, Any]]) -> None:
+    """Print the agents of a session. Tokens are of an agent's own calls, without those of its children."""
+    numbers = ("calls", "tokens", "cost", "with children", "budget left")
+    columns = ("agent", "type", "parent", *numbers, "step", "tools")
+    print_table(columns, [_agent_row(one) for one in agents], right=numbers, first_to_go=_AGENTS_FIRST_TO_GO)
+
+
+def _agent_row(one: dict[str, Any]) -> list[str]:
+    tools, total = list(one["tools"]), one["with_children"]
+    more = f", {len(tools) - _AGENT_TOOLS:,} more" if len(tools) > _AGENT_TOOLS else ""
+    return [
+        one["id"],
+        one["type"] or "",
+        one["parent"] or "",
+        f"{one['calls']:,}",
+        f"{one['cumulative_token_usage']['total_tokens']:,}",
+        cost(one["cost_usd"]),
+        f"{total['cumulative_token_usage']['total_tokens']:,}" if total is not None else "",
+        _remaining(one["budget"]),
+        one["active_step"] or "",
+        ", ".join(tools[:_AGENT_TOOLS]) + more,
+    ]
 
 
 def _call_row(row: dict[str, Any]) -> list[str]:

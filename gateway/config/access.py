@@ -9,8 +9,10 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Section, duration
+from gateway.core.calling_agent import MAIN
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
+from gateway.core.ledger.charging import ANY_AGENT
 from gateway.core.ledger.session_key import is_reserved
 
 
@@ -160,9 +162,24 @@ class Budget(KeyBudget):
     exhausted_status: Literal[400, 402, 429] = Field(
         400, description="HTTP status of a refusal by a budget. Many clients retry 402 and 429."
     )
+    agents: dict[str, KeyBudget] = Field(
+        default_factory=dict,
+        description="Budget of each subagent of a session, by the type or the id that its client sends. `*`: of all "
+        "others. The calls of agents that a subagent starts count against its budget as well.",
+    )
     lease_s: float = Field(
         180,
         ge=5,
         le=3600,
         description="A hold that is not renewed for this many seconds is settled with the usage last reported for it.",
     )
+
+    @field_validator("agents")
+    @classmethod
+    def _agents(cls, agents: dict[str, KeyBudget]) -> dict[str, KeyBudget]:
+        for name in agents:
+            if name == MAIN:
+                raise ValueError(f"{name!r} is the whole session; set tokens, usd or calls of budget instead")
+            if name != ANY_AGENT and not is_valid(name):
+                raise ValueError(f"{name!r} cannot be the type or the id of an agent; use * or {ID_FORM}")
+        return agents

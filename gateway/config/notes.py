@@ -68,14 +68,15 @@ def _ignored_ca_files(settings: Settings) -> Iterator[str]:
 
 
 def _windows_without_limit(settings: Settings) -> Iterator[str]:
-    """Yield a note for each window of a client key without a limit.
+    """Yield a note for each window of a client key or a subagent without a limit.
 
     The window of sessions is not checked, because it also applies to sessions with their own budget.
     """
-    for index, key in enumerate(settings.auth.keys):
-        budget = key.budget
+    budgets = {f"auth.keys[{index}].budget": key.budget for index, key in enumerate(settings.auth.keys)}
+    budgets |= {f"budget.agents.{name}": budget for name, budget in settings.budget.agents.items()}
+    for path, budget in budgets.items():
         if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):
-            yield f"auth.keys[{index}].budget.window: has no limit to refill; set tokens, usd or calls"
+            yield f"{path}.window: has no limit to refill; set tokens, usd or calls"
 
 
 def _longer_ttl(settings: Settings) -> Iterator[str]:

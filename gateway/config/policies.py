@@ -49,6 +49,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         clamp=row.clamp_output,
         deferred=row.deferred == "forward",
         exhausted_status=row.exhausted_status,
+        agents={name: limits_of(budget) for name, budget in row.agents.items()},
     )
 
 

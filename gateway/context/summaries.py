@@ -200,5 +200,5 @@ class Summaries:
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=served.directives.budget, tag=served.directives.tag),
-            purpose=Purpose(question.operation, state.is_session_derived, {"for": served.call_id}),
+            purpose=Purpose(question.operation, state.is_session_derived, {"for": served.call_id}, state.agent),
         )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
@@ -115,6 +116,7 @@ class Ledger(Protocol):
         - The session remembers `record.last_turn` if there is one, and the tools that its calls asked for, each call
           once. The tools of an orphaned call are not known.
         - `record.kept` is put before what the session already keeps, and the whole is cut at `MAX_KEPT`.
+        - If a subagent made the call, it is added to what that one used, see `Sessions.agents`.
         - A record without a session is only written.
         - A record without a charge adds nothing to the totals. Its session is listed from then on, with this call's
           time.
@@ -164,6 +166,14 @@ class Sessions(Protocol):
         """Return the session, or None."""
         ...
 
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """Return what each subagent of the session used, in any order. Calls of the main agent are not counted here.
+
+        At most `MAX_SUBAGENTS` are counted by id, and all others together. They are counted in the same transaction as
+        the totals of the session, and deleted with a reset of these.
+        """
+        ...
+
     async def sessions(
         self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""
     ) -> Page:
@@ -195,7 +205,10 @@ class Sessions(Protocol):
         ...
 
     async def reset(self, session: SessionKey) -> bool:
-        """Set the session's totals and tool counts to zero. Return False if there is no such session."""
+        """Set the session's totals and tool counts to zero, and the accounts of its subagents.
+
+        Return False if there is no such session.
+        """
         ...
 
     async def delete(self, session: SessionKey) -> bool:

@@ -61,7 +61,7 @@ PRICE_TABLE_ALIASES: Final[Mapping[str, str]] = {
 
 
 class HostRow(NamedTuple):
-    """The hosts of one provider. A row applies to every base URL whose host name has this ending.
+    """The hosts of one provider. A row applies to every base URL whose host name, after a dot, has this ending.
 
     Attributes:
         ending: the end of the host name.
@@ -96,14 +96,14 @@ HOSTS: Final = (
     HostRow(".cognitiveservices.azure.com", "max_completion_tokens", compacts=True),
     HostRow(".services.ai.azure.com", "max_completion_tokens", compacts=True),
     # https://openrouter.ai/docs/features/prompt-caching
-    HostRow("openrouter.ai", chat_cache_marks=True),
+    HostRow(".openrouter.ai", chat_cache_marks=True),
 )
 _ANY_HOST: Final = HostRow("")
 
 
 def host_row(host: str) -> HostRow:
     """Return the first row of `HOSTS` for a host name; a row with the defaults if there is none."""
-    return next((row for row in HOSTS if host.endswith(row.ending)), _ANY_HOST)
+    return next((row for row in HOSTS if f".{host}".endswith(row.ending)), _ANY_HOST)
 
 
 def price_factor(host: str) -> str | None:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.calibration import LastTurn, whole_request_tokens
 from gateway.core.counting.context import TokensByTool
 from gateway.core.counting.estimate import Source
@@ -260,6 +261,8 @@ class CallRecord:
             session.
         lesson: what to learn (see `Lessons.learn`) before the call is settled: a key, and the value to keep under it
             unless the kept value already names this call. None in a store.
+        agent: the agent of the session that made it; None if the client says nothing about agents, and in records of
+            older versions.
     """
 
     call_id: str
@@ -296,6 +299,7 @@ class CallRecord:
     lesson: tuple[str, str] | None = None
     error: CallError | None = None
     declared: Limits | None = None
+    agent: CallingAgent | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from gateway.core.record import FAILED, REFUSED, CallRecord
 
 #: The labels by which usage is added up. A new one needs no migration: each row keeps only the labels that it has.
-#: `key` and `model` come from the record itself, the others from `CallRecord.labels`.
+#: Those of `row_names` come from the record itself (`agent` is the type of the agent), others from `CallRecord.labels`.
 LABELS: Final = ("key", "group", "agent", "provider", "model", "tag")
 KEY: Final = "key"
 #: the numbers of a row, in their order; costs in picodollars
@@ -77,7 +77,8 @@ def row_names(record: CallRecord) -> tuple[RowName, ...]:
     same row.
     """
     key = record.session.namespace if record.session is not None else ""
-    own = {KEY: key, "provider": record.provider, "model": record.model, **record.labels}
+    agent = record.agent.type or "" if record.agent is not None else ""
+    own = {KEY: key, "agent": agent, "provider": record.provider, "model": record.model, **record.labels}
     return _names(tuple([own.get(name, "") for name in LABELS]))
 
 

@@ -107,6 +107,14 @@ class Totals:
             cost_usd=self.cost_usd + sign * (charge.cost_usd or 0),
         )
 
+    def plus(self, other: Totals) -> Totals:
+        """Return the sum of both."""
+        return Totals(*[getattr(self, name.name) + getattr(other, name.name) for name in fields(self)])
+
+    def less(self, other: Totals) -> Totals:
+        """Return this minus the other; each is at least 0."""
+        return _not_negative(Totals(*[getattr(self, name.name) - getattr(other, name.name) for name in fields(self)]))
+
     @property
     def source(self) -> UsageSource:
         """Return whether the usage was reported, estimated, or a mixture of both."""

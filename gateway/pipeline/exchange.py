@@ -29,6 +29,7 @@ from gateway.budget.accounts import Accounts
 from gateway.budget.settlement import CallSettlement
 from gateway.call.routing import (
     advisors_of,
+    calling_agent_of,
     models_instead,
     named_session,
     provider_first,
@@ -197,6 +198,7 @@ class Exchange:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
+            state.agent = calling_agent_of(incoming, call)
             gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
         stored_id = incoming.endpoint.response_id

@@ -64,7 +64,7 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     ),
     "x-session-usage-source": "source of the totals: `provider`, `estimated` or `mixed`",
     "x-session-budget-limit-tokens": (
-        "limit of the token budget with the least remaining: the session's, a parent's or the client key's"
+        "limit of the token budget with the least remaining: of session, parent, subagent or client key"
     ),
     "x-session-budget-remaining-tokens": "remaining tokens of that budget, minus what running calls have reserved",
     "x-session-budget-limit-usd": "limit of the US dollar budget with the least remaining",

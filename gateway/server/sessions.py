@@ -34,10 +34,12 @@ from gateway.core.ledger.arithmetic import (
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Ledger, Observer, Sessions, Store
+from gateway.core.record import CallRecord
 from gateway.core.steps import Agent
 from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
+from gateway.server.agents import agents_json, calls_of_agent
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Handler, ServerRules, json_handler
 from gateway.server.shown import (
@@ -164,15 +166,19 @@ class SessionsApi:
         return await changed_json(self._store, key, access, rules.budget, rules.agents)
 
     async def calls(self, request: Request, access: Access) -> Any:
-        """GET /api/sessions/{id}/calls?limit=&cursor=."""
+        """GET /api/sessions/{id}/calls?limit=&cursor=&agent=id of an agent."""
         key, limit = _key(request, access), _limit(request)
-        cursor = request.query_params.get("cursor")
+        cursor, agent = request.query_params.get("cursor"), request.query_params.get("agent")
         if cursor is not None and not _CALL_ID.fullmatch(cursor):
             raise errors.InvalidRequest("The cursor is invalid. Send one that this list returned.", param="cursor")
-        records = await self._store.calls(key, limit, cursor)
+        records: Sequence[CallRecord]
+        if agent:
+            records, more = await calls_of_agent(self._store, key, agent, limit, cursor)
+        else:
+            records = await self._store.calls(key, limit, cursor)
+            more = records[-1].call_id if len(records) == limit else None
         if not records and not await _is_known(self._store, key):
             raise _no_session(key)
-        more = records[-1].call_id if len(records) == limit else None
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
 
     async def newest(self, request: Request, access: Access) -> Any:
@@ -235,7 +241,7 @@ class SessionsApi:
 async def details_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any] | None:
-    """Return a session with its parents, tools and steps, or None if nothing is stored under this name.
+    """Return a session with its parents, tools, steps and agents, or None if nothing is stored under this name.
 
     A session without calls of its own, such as a parent session, has totals of zero. A declared budget is in force
     until a later call declares another one or none.
@@ -261,6 +267,7 @@ async def details_json(
         "parents": [parent_json(parent, access, balance) for parent, balance in zip(parents, above, strict=True)],
         **session_tools_json(shown_view, records),
         **steps_json(state, agents),
+        "agents": await agents_json(store, shown_view, records, policy, is_child=bool(parents)),
     }
 
 

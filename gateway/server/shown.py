@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.config.model_catalog import Catalog, is_wanted
 from gateway.context.inspector import context_json
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.context import NO_RESULTS
 from gateway.core.ledger.arithmetic import Balance, Limits
 from gateway.core.ledger.charging import remaining_fraction
@@ -121,6 +122,7 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "tools": record.tools,
         "response_mode": record.mode,
         "active_step": record.step,
+        **_agent_json(record.agent),
         "usage": _usage_json(charge.usage) if charge else None,
         "usage_source": charge.source if charge else None,
         "cost_usd": f"{cost:.6f}" if cost is not None else None,
@@ -136,6 +138,16 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
             for item in record.unread_thinking
         ],
         "context": context_json(record.context, explain=False) if record.context is not None else None,
+    }
+
+
+def _agent_json(agent: CallingAgent | None) -> dict[str, str | None]:
+    """Return the agent that made a call; null for what its client does not say."""
+    return {
+        "agent": agent.id if agent is not None else None,
+        "agent_type": agent.type if agent is not None else None,
+        "parent_agent": agent.parent if agent is not None else None,
+        "request_class": agent.request_class if agent is not None else None,
     }
 
 

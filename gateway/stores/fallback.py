@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
 from gateway.core.ledger.session_key import SessionKey
@@ -139,6 +140,11 @@ class FallbackStore:
         """See `Sessions.session`."""
         with self._optional:
             return await self._store.session(session)
+
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Sessions.agents`. It is needed: it names the agents above a subagent, which are charged too."""
+        with self._needed:
+            return await self._store.agents(session)
 
     async def sessions(
         self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""

@@ -32,7 +32,7 @@ _FIELDS: Final = (
     "request_id", "session", "derived_session", "started_at", "dialect", "operation", "provider", "model",
     "response_model", "stream", "status", "outcome", "error_code", "finish_reason", "tools", "charge", "overhead_s",
     "first_byte_s", "duration_s", "request_bytes", "response_bytes", "notes", "context", "accounts", "spent", "mode",
-    "step", "kept", "answer", "unread_thinking", "lesson", "error", "declared", "labels",
+    "step", "kept", "answer", "unread_thinking", "lesson", "error", "declared", "labels", "agent",
 )  # fmt: skip
 _CONTEXT: Final = (
     "tokens", "original_tokens", "source", "budget", "conversation_tokens", "tool_tokens", "key", "estimate", "frames",

@@ -11,11 +11,12 @@ from functools import partial
 
 import pytest
 
-from gateway.budget.reservation import Budgets
+from gateway.budget.reservation import Budgets, named_agents
 from gateway.call.types import CallAccounts, TakenHold
-from gateway.core.errors import InvalidRequest, StoreDamaged
+from gateway.core.calling_agent import CallingAgent
+from gateway.core.errors import InvalidRequest, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Limits
-from gateway.core.ledger.charging import BudgetPolicy, ChargedAccounts
+from gateway.core.ledger.charging import AgentName, BudgetPolicy, ChargedAccounts
 from gateway.core.ledger.output_limit import CallNeed
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.session import Remembered, SessionState
@@ -206,3 +207,55 @@ async def test_the_store_gets_the_hold_of_a_call_when_it_is_available_again(*, i
     assert (balance.used.tokens, balance.held.tokens) == (10, 0)
     (balance,) = found.stale_accounts(charged).balances
     assert balance.left("tokens") == 990
+
+
+async def above_agent(asked: Budgets, agent: CallingAgent, is_away: bool = False) -> list[str]:
+    """Return the accounts of agents that a call of this agent is charged to."""
+    charged = ChargedAccounts("alice", session=A, agents=named_agents(agent))
+    read = asked.open if is_away else asked.read
+    _, _, accounts = await read(A, charged, None, with_totals=False)
+    return [claim.key.id for claim in accounts.claims if claim.key.kind == "agent"]
+
+
+CAPS = BudgetPolicy(agents={"*": Limits(tokens=100), "free": Limits(), "b": Limits(calls=5)})
+
+
+async def test_a_nested_agent_is_charged_to_the_agents_above_that_made_calls() -> None:
+    store = MemoryStore()
+    asked = budgets(store, CAPS)
+    a, b = CallingAgent("a", "main", "lead", "subagent"), CallingAgent("b", "a", "worker", "subagent")
+    assert await above_agent(asked, a) == ["a/a"]
+    assert await above_agent(asked, b) == ["a/b"], "nobody knows of a call of its parent"
+    for agent in (a, b):
+        await store.settle(replace(record("a", 1.0), session=A, agent=agent))
+    assert await above_agent(asked, b) == ["a/a", "a/b"]
+    assert await above_agent(asked, CallingAgent("c", "b")) == ["a/a", "a/b", "a/c"]
+    assert await above_agent(asked, CallingAgent("d", "b", "free")) == ["a/a", "a/b"]
+    assert await above_agent(asked, CallingAgent("e", "root-thread")) == ["a/e"]
+    assert await above_agent(asked, CallingAgent()) == []
+    assert await above_agent(asked, CallingAgent(request_class="subagent")) == ["a/main"], (
+        "the agent of a child session"
+    )
+
+
+async def test_agents_above_are_remembered_while_the_store_is_unavailable() -> None:
+    store = MemoryStore()
+    asked = budgets(store, CAPS)
+    for agent in (CallingAgent("a"), CallingAgent("b", "a")):
+        await store.settle(replace(record("a", 1.0), session=A, agent=agent))
+    assert await above_agent(asked, CallingAgent("b", "a")) == ["a/a", "a/b"]
+    availability = asked._store.availability
+    availability.accepts_without_store = True
+    availability.report(StoreUnavailable("gone"))
+    assert await above_agent(asked, CallingAgent("b", "a"), is_away=True) == ["a/a", "a/b"]
+    assert await above_agent(asked, CallingAgent("c", "a"), is_away=True) == ["a/c"]
+
+
+def test_limits_are_those_of_the_type_then_of_the_id_then_of_any_agent() -> None:
+    by_type, by_id, any_agent = Limits(1), Limits(2), Limits(3)
+    policy = BudgetPolicy(agents={"*": any_agent, "Explore": by_type, "a1": by_id})
+    assert policy.limits_of_agent(AgentName("a1", "Explore")) == by_type
+    assert policy.limits_of_agent(AgentName("a1", "Plan")) == by_id
+    assert policy.limits_of_agent(AgentName("a1")) == by_id
+    assert policy.limits_of_agent(AgentName("a2", "Plan")) == any_agent
+    assert BudgetPolicy().limits_of_agent(AgentName("a1", "Explore")).is_none

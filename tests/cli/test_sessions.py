@@ -156,6 +156,18 @@ def test_a_session_is_shown_with_its_tools(filled: GatewayThread, store: str, ga
     assert ["look", "1", "0", "0"] in [line.split() for line in lines]
 
 
+def test_a_session_is_shown_with_its_agents(filled: GatewayThread, store: str, gateway_command: Commands) -> None:
+    body = {"model": "mock-small", "messages": HI}
+    headers = {"x-session-id": "small", "x-agent-id": "a1", "x-agent-type": "Explore", "x-mock": "tokens=100/11"}
+    assert filled.web.post(CHAT, body, headers).status == 200
+    done = gateway_command("sessions", "show", "small", "--store", store)
+    rows = [line.split() for line in done.lines]
+    assert ["main", "2", "42", "?", "153"] in rows
+    assert ["a1", "Explore", "1", "111", "?"] in rows
+    found = json.loads(gateway_command("sessions", "show", "small", "--store", store, "--json").out)
+    assert found["agents"] == filled.web.get("/api/sessions/small").json["agents"]
+
+
 def test_reset_sets_the_totals_to_zero_for_the_running_gateway_too(
     filled: GatewayThread, store: str, gateway_command: Commands
 ) -> None:

@@ -31,7 +31,7 @@ from gateway.config import (
     template,
 )
 from gateway.core.errors import ConfigError
-from tests.config.conftest import Load
+from tests.config.conftest import Load, Problems
 
 SECRET = "sk-hunter2-hunter2-hunter2"
 
@@ -1148,3 +1148,17 @@ def test_any_value_is_taken_or_named_by_its_path(path: tuple[str, ...], value: A
         except ConfigError as error:
             problems = error.problems
     assert all(problem.startswith((path[0], str(file), "default_provider")) for problem in problems)
+
+
+def test_errors_in_budgets_of_agents_name_the_agent(problems: Problems) -> None:
+    rows = '{Explore: {usd: -1, foo: 2}, "*": {tokens: many}}'
+    assert problems(f"budget: {{agents: {rows}}}") == [
+        "budget.agents.Explore.usd: input should be greater than or equal to 0 (got -1)",
+        "budget.agents.Explore.foo: unknown key",
+        "budget.agents.*.tokens: input should be a valid integer, unable to parse string as an integer",
+    ]
+    [main] = problems("budget: {agents: {main: {tokens: 5}}}")
+    assert main == "budget.agents: 'main' is the whole session; set tokens, usd or calls of budget instead"
+    [odd] = problems('budget: {agents: {"a b": {tokens: 5}}}')
+    assert odd.startswith("budget.agents: 'a b' cannot be the type or the id of an agent; use * or 1-255 characters")
+    assert problems("budget: {agents: {Explore: {usd: 1, window: 1d}, '*': {calls: 0}}}") == []

@@ -64,6 +64,8 @@ def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None
     assert loaded(text).notes == ("auth.keys[0].budget.window: has no limit to refill; set tokens, usd or calls",)
     assert loaded(text.replace("window", "calls: 0, window")).notes == ()
     assert loaded("budget: {window: 1d}").notes == (), "a session may have a budget of its own"
+    note = "budget.agents.Explore.window: has no limit to refill; set tokens, usd or calls"
+    assert loaded("budget: {agents: {Explore: {window: 1d}}}").notes == (note,)
 
 
 def test_a_ttl_shorter_than_two_leases_is_noted(loaded: Load) -> None:

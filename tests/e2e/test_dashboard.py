@@ -19,7 +19,7 @@ from tests.conftest import StartGateway
 from tests.support import browsers, records
 from tests.support.conversations import TOOLS, agent
 from tests.support.gateways import GatewayThread
-from tests.support.web import CHAT, Web
+from tests.support.web import CHAT, HI, Web
 
 pytestmark = pytest.mark.long
 
@@ -200,6 +200,29 @@ def test_a_session_shows_its_usage_its_tools_and_its_calls_over_time(ui: Ui) -> 
     page.get_by_role("button", name="By time").click()
     expect(page.locator("figure canvas")).to_have_count(6)
     expect(page.get_by_role("list", name="Response mode, by call")).to_be_visible()
+
+
+def test_a_session_shows_its_agents_and_the_calls_of_one(ui: Ui) -> None:
+    for agent_id, parent in (("lead", ""), ("helper", "lead")):
+        headers = {"x-session-id": "with-agents", "x-claude-code-agent-id": agent_id}
+        headers |= {"x-claude-code-agent-type": "Explore", "x-claude-code-parent-agent-id": parent}
+        assert ui.gateway.web.post(CHAT, {"model": "mock-large", "messages": HI}, headers).status == 200
+    ui.gateway.web.chat("with-agents", "tokens=10/5", model="mock-large")
+    page = ui.show("#/session/with-agents")
+    table = page.get_by_role("region", name="Agents of this session")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    lead = table.locator("tbody tr", has_text="lead")
+    expect(lead).to_contain_text("Explore")
+    calls = page.get_by_role("region", name="Calls of this session, newest first")
+    expect(calls.locator("tbody tr:not(.spacer)")).to_have_count(3)
+    table.get_by_role("link", name="helper").click()
+    expect(page).to_have_url(re.compile("agent=helper"))
+    expect(calls.locator("tbody tr:not(.spacer)")).to_have_count(1)
+    calls.locator("tbody tr:not(.spacer) a").first.press("Enter")
+    expect(page.get_by_role("complementary", name="Call")).to_contain_text("helper, type Explore, started by lead")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="show all agents").click()
+    expect(calls.locator("tbody tr:not(.spacer)")).to_have_count(3)
 
 
 def test_a_call_opens_with_its_record_and_the_trim_rule_of_each_message(ui: Ui) -> None:

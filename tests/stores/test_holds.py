@@ -32,7 +32,8 @@ RECORD = (
     b'"reason":"trim"},"newest":1},"accounts":[["session","alice","s"]],"spent":[9,500000000,1],"mode":"table",'
     b'"step":"plan","kept":"x","answer":"a","unread_thinking":[{"blocks":1,"reason":"model","provider":"p",'
     b'"model":"m"}],"lesson":["k","v"],"error":{"message":"text","budget":{"scope":"key","limit":1}},'
-    b'"declared":[1,null,3,2.5],"labels":{"tag":"x"}}'
+    b'"declared":[1,null,3,2.5],"agent":{"id":"a1","parent":"main","type":"Explore","request_class":"subagent"},'
+    b'"labels":{"tag":"x"}}'
 )
 HOLD = (
     b'{"hold":{"id":"c1","claims":[{"key":["session","alice","s"],"configured":[50,null,null,null],'
@@ -43,6 +44,12 @@ HOLD = (
 
 def test_records_are_read_and_written_as_before() -> None:
     assert msgspec.json.encode(msgspec.json.decode(RECORD, type=CallRecord)) == RECORD
+
+
+def test_a_record_of_an_earlier_version_names_no_agent() -> None:
+    earlier, _, _ = RECORD.partition(b',"agent"')
+    record = msgspec.json.decode(earlier + b"}", type=CallRecord)
+    assert (record.agent, record.step) == (None, "plan")
 
 
 def test_open_holds_are_read_and_written_as_before() -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.ids import call_id
 from gateway.core.ledger import arithmetic as ledger
 from gateway.core.ledger.arithmetic import (
@@ -52,7 +53,9 @@ JUMPS_S = st.sampled_from([10.0, 20.0, 30.0, 60.0])
 SESSIONS = [SessionKey("alice", "s"), SessionKey("alice", "t"), SessionKey("bob", "s")]
 KEY = AccountKey("key", "alice")
 RATE = AccountKey("rate", "alice")
+AGENTS = [CallingAgent("a", None, "T"), CallingAgent("b", "a")]
 CLAIMS = [
+    *(Claim(AccountKey("agent", one.namespace, f"{one.id}/a"), Limits(40)) for one in SESSIONS),
     *(Claim(one.account, Limits(60, 80)) for one in SESSIONS),
     Claim(KEY, Limits(100, 100, 9, window_s=95.0)),
     Claim(RATE, Limits(calls=4, window_s=45.0)),
@@ -81,6 +84,8 @@ class Reference:
     holds: dict[str, Leased] = field(default_factory=dict)
     settled: dict[str, CallRecord] = field(default_factory=dict)
     totals: dict[SessionKey, Totals] = field(default_factory=dict)
+    #: of the subagents of each session, by their ids
+    agents: dict[SessionKey, dict[str, Totals]] = field(default_factory=dict)
     tools: dict[SessionKey, ToolUse] = field(default_factory=dict)
     #: how often the end of a call, or anybody else, has moved a session's state
     steps: dict[SessionKey, int] = field(default_factory=dict)
@@ -157,19 +162,31 @@ class Reference:
             if record.outcome != ORPHANED:
                 self.tools[record.session] = self.tools.get(record.session, ToolUse()).with_calls(record.tools)
         self.totals[record.session] = totals
+        if record.agent is not None:
+            agents = self.agents.setdefault(record.session, {})
+            own = agents.get(record.agent.id, Totals())
+            if known is not None and known.charge is not None and resets == now:
+                own = own.without(known.charge)
+            agents[record.agent.id] = own.add(record.charge) if record.charge is not None else own
         return totals
 
+    def accounts_of(self, session: SessionKey) -> list[AccountKey]:
+        """The accounts of a session and of its subagents, as far as there are any."""
+        return [key for key in self.accounts if key.kind in ("session", "agent") and _session_of(key) == session]
+
     def reset(self, session: SessionKey) -> None:
-        if session.account in self.accounts:
-            self.accounts[session.account] = ledger.with_new_period(self.accounts[session.account])
+        for key in self.accounts_of(session):
+            self.accounts[key] = ledger.with_new_period(self.accounts[key])
+        self.agents.pop(session, None)
         self.totals[session] = Totals()
         self.tools.pop(session, None)
         self.resets[session] = self.resets.get(session, 0) + 1
         self.spent.pop(session.account, None)
 
     def delete(self, session: SessionKey) -> None:
-        if session.account in self.accounts:
-            self.accounts[session.account] = ledger.after_deletion(self.accounts[session.account])
+        for key in self.accounts_of(session):
+            self.accounts[key] = ledger.after_deletion(self.accounts[key])
+        self.agents.pop(session, None)
         self.totals.pop(session, None)
         self.tools.pop(session, None)
         self.steps.pop(session, None)
@@ -177,6 +194,10 @@ class Reference:
             if self.settled[name].session == session:
                 self.assumed[name] = -1, trim_decisions  # nothing is to be taken from its new totals
         self.spent.pop(session.account, None)
+
+
+def _session_of(key: AccountKey) -> SessionKey:
+    return SessionKey(key.namespace, key.session_id)
 
 
 def _replaces(record: CallRecord, known: CallRecord) -> bool:
@@ -229,6 +250,7 @@ class LedgerMachine(RuleBasedStateMachine):
         units=st.tuples(small, small),
         declared=st.none() | st.integers(0, 80),
         keys=st.sampled_from([(), (KEY,), (KEY, RATE), (RATE,)]),
+        agent=st.sampled_from([None, *AGENTS]),
     )
     def reserve(
         self,
@@ -240,8 +262,12 @@ class LedgerMachine(RuleBasedStateMachine):
         units: tuple[int, int],
         declared: int | None,
         keys: tuple[AccountKey, ...],
+        agent: CallingAgent | None = None,
     ) -> None:
         accounts = tuple(dict.fromkeys([*(one.account for one in (session, parent) if one), *keys]))
+        if session is not None and agent is not None:
+            # A subagent's calls are charged to its parent as well.
+            accounts = (*accounts, AccountKey("agent", session.namespace, f"{session.id}/a"))
         claims = tuple(
             replace(one, declared=Limits(declared)) if one.key.kind == "session" else one
             for key in accounts
@@ -251,7 +277,8 @@ class LedgerMachine(RuleBasedStateMachine):
         name = call_id(1_000_000, len(self.calls).to_bytes(10, "big"))
         hold = Hold(name, claims, fixed, unit, units[0], sum(units))
         charge = Charge(Usage.of(3, 0), "estimated", Decimal("0.001"))
-        opened = OpenHold(hold, _record(name, session, charge, accounts, fixed), unit_usd=Decimal("0.000000001"))
+        record = replace(_record(name, session, charge, accounts, fixed), agent=agent)
+        opened = OpenHold(hold, record, unit_usd=Decimal("0.000000001"))
         self.calls.append(opened)
         self.offer(opened)
 
@@ -399,6 +426,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
+            agents = {one.id: one.totals for one in self.run(_all(self.store.agents(session)))}
+            assert agents == self.reference.agents.get(session, {})
             opening = self.run(_all(self.store.open_call(session, CLAIMS, with_totals=True)))
             assert opening.totals == totals
             assert alike(opening.balances, self.reference.balances(CLAIMS, self.moments()))

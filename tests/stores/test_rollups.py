@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, PENDING, CallRecord, Outcome
@@ -80,6 +81,8 @@ async def test_labels_of_the_record_are_columns(store: Store, record: MakeRecord
     await store.settle(record(at=AT, labels={"tag": "nightly", "group": "research"}))
     await store.settle(record(at=AT, namespace="bob", labels={"tag": "nightly"}))
     await store.settle(record(None, at=AT, labels={"key": "carol"}))
+    await store.settle(record(at=AT + DAY, agent=CallingAgent("a1", type="Explore")))
+    assert [*await usage_by(store, "agent", last=AT + DAY)] == [("",), ("Explore",)]
     assert sorted(await usage_by(store, "key", "group", "tag")) == [
         ("alice", "research", "nightly"),
         ("bob", "", "nightly"),

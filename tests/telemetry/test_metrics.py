@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
-from gateway.telemetry.metrics import FAMILIES, MAX_MODELS, MAX_TOOLS, Metrics, WorkerState
+from gateway.telemetry.metrics import FAMILIES, MAX_AGENT_TYPES, MAX_MODELS, MAX_TOOLS, Metrics, WorkerState
 from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
 from tests.support.timing import count_calls
@@ -193,6 +194,33 @@ def test_tool_results_beyond_the_limit_are_counted_as_other() -> None:
     assert tools[("tool", "other"),] == 150
 
 
+def test_calls_of_agents_are_counted_by_type_and_never_by_id() -> None:
+    agents = [
+        CallingAgent("id-1", None, "Explore", "subagent"),
+        CallingAgent("id-2", "id-1", "Explore", "compaction"),
+        CallingAgent("id-3"),
+        CallingAgent(request_class="auxiliary"),
+    ]
+    found = counted(CALL, *(replace(CALL, agent=agent) for agent in agents), replace(REFUSED, agent=agents[0]))
+    assert found.value("gateway_agent_calls_total", agent_type="Explore", request_class="subagent") == 2
+    assert found.value("gateway_agent_calls_total", agent_type="Explore", request_class="compaction") == 1
+    assert found.value("gateway_agent_tokens_total", agent_type="Explore") == 240
+    assert found.value("gateway_agent_cost_usd_total", agent_type="Explore") == 0.5
+    assert found.value("gateway_agent_tokens_total", agent_type="subagent") == 120
+    assert found.value("gateway_agent_tokens_total", agent_type="main") == 120
+    assert "id-" not in str(found)
+
+
+def test_types_of_agents_beyond_the_limit_are_counted_as_other() -> None:
+    agents = [CallingAgent(f"a{number}", None, f"t{number}", "subagent") for number in range(MAX_AGENT_TYPES + 20)]
+    found = counted(*(replace(CALL, agent=agent) for agent in agents))
+    for name in ("gateway_agent_calls_total", "gateway_agent_tokens_total"):
+        series = found.family(name)
+        assert len(series) == MAX_AGENT_TYPES + 1
+        [other] = [value for labels, value in series.items() if ("agent_type", "other") in labels]
+        assert other == (20 if name == "gateway_agent_calls_total" else 20 * 120)
+
+
 def test_models_beyond_the_limit_are_counted_as_other() -> None:
     found = counted(*(replace(CALL, model=f"m{number}") for number in range(MAX_MODELS + 50)))
     calls = found.family("gateway_calls_total")
@@ -352,7 +380,8 @@ def test_webhook_events_are_counted_by_result() -> None:
 def everything() -> Samples:
     metrics = Metrics()
     counted_tokens = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolResultTokens(1, 30)}))
-    for call in (counted_tokens, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
+    subagent = CallingAgent("a1", None, "Explore", "subagent")
+    for call in (counted_tokens, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"}, agent=subagent)):
         metrics.record(call, None)
     metrics.update_gauges(WELL)
     metrics.count_webhook_event("sent")

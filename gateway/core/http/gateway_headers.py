@@ -9,6 +9,8 @@ SESSION: Final = b"x-session-id"
 REQUEST_ID: Final = b"x-request-id"
 PARENT: Final = b"x-parent-session-id"
 AGENT: Final = b"x-session-agent"
+AGENT_ID: Final = b"x-agent-id"
+AGENT_TYPE: Final = b"x-agent-type"
 CONTEXT_BUDGET: Final = b"x-context-budget"
 CONTEXT_TRIM: Final = b"x-context-trim"
 BUDGET_TOKENS: Final = b"x-session-budget-tokens"
@@ -34,5 +36,10 @@ READ: Final[Mapping[bytes, str]] = {
         "the call's id, kept with its record and returned as `x-gateway-request-id`: 1 to 128 visible ASCII "
         "characters; calls with the same id are all charged"
     ),
+    AGENT_ID: (
+        "the agent of the session that makes the call, such as one of several subagents; it is counted separately, and "
+        "`budget.agents` can limit it"
+    ),
+    AGENT_TYPE: "the type of that agent, such as `Explore`; without an id, all agents of a type are counted as one",
 }
 GATEWAY_HEADERS: Final = frozenset({*DIRECTIVES, *READ})

@@ -62,11 +62,24 @@ def nano(usd: Decimal | int) -> int:
 
 
 class AccountKey(NamedTuple):
-    """Identify an account: of a session, of a client key, or (`rate`) the requests of a client key in this minute."""
+    """Identify an account: of a session, of an agent in it, of a client key, or (`rate`) its requests in this minute.
 
-    kind: Literal["session", "key", "rate"]
+    The `id` of a session's account is the session's id. That of an agent is `SESSION/AGENT`, as no id has a slash.
+    """
+
+    kind: Literal["session", "agent", "key", "rate"]
     namespace: str
     id: str = ""
+
+    @property
+    def session_id(self) -> str:
+        """Return the id of the session that the account belongs to; empty for that of a client key."""
+        return self.id.partition("/")[0] if self.kind == "agent" else self.id
+
+    @property
+    def agent_id(self) -> str:
+        """Return the id of the agent that the account belongs to; empty if it belongs to none."""
+        return self.id.partition("/")[2] if self.kind == "agent" else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from decimal import Decimal
 from math import ceil
 from typing import Final, NamedTuple
 
+from gateway.core.calling_agent import MAIN
 from gateway.core.ledger.arithmetic import (
     MOST,
     NO_LIMITS,
@@ -31,6 +33,21 @@ from gateway.core.values import dataclass
 _MINUTE_S: Final = 60.0
 
 
+#: the name of the limits of all subagents that have none of their own
+ANY_AGENT: Final = "*"
+
+
+class AgentName(NamedTuple):
+    """A subagent of a session, by its id and its type. The type is None if no client named it."""
+
+    id: str
+    type: str | None = None
+
+
+#: the subagent that a child session is as a whole
+CHILD_SESSION: Final = AgentName(MAIN)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
     """The `budget:` settings.
@@ -43,6 +60,7 @@ class BudgetPolicy:
         clamp: lower the output limit of a call to what is left, instead of refusing the call.
         deferred: forward calls whose cost arises after their response, where the gateway cannot see it.
         exhausted_status: the HTTP status of a refusal because too little is left.
+        agents: limits of each subagent of a session, by its type or id; `ANY_AGENT` for all others.
     """
 
     session: Limits = NO_LIMITS
@@ -52,6 +70,12 @@ class BudgetPolicy:
     clamp: bool = True
     deferred: bool = False
     exhausted_status: int = 400
+    agents: Mapping[str, Limits] = field(default_factory=dict)
+
+    def limits_of_agent(self, agent: AgentName) -> Limits:
+        """Return the limits of a subagent: those of its type, else of its id, else of any agent."""
+        found = self.agents.get(agent.type or agent.id) or self.agents.get(agent.id) or self.agents.get(ANY_AGENT)
+        return found if found is not None else NO_LIMITS
 
 
 class KeyLimits(NamedTuple):
@@ -68,7 +92,10 @@ NO_KEY_BUDGET: Final = KeyLimits()
 class ChargedAccounts:
     """The accounts that a call is charged to: client key, session, and its parents, nearest first.
 
-    `declared`: the budget that the call itself declares for its session.
+    Attributes:
+        declared: the budget that the call itself declares for its session.
+        agents: the subagent of the session that makes the call, and the subagents above it, nearest first. Empty for a
+            call of the main agent. A child session is added to them, see `CHILD_SESSION`.
     """
 
     namespace: str
@@ -76,10 +103,11 @@ class ChargedAccounts:
     session: SessionKey | None = None
     parents: tuple[SessionKey, ...] = ()
     declared: Limits = NO_LIMITS
+    agents: tuple[AgentName, ...] = ()
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
-    """Return the claims of a call: client key, then parents from the topmost down, then session."""
+    """Return the claims of a call: client key, parents from the topmost down, session, and limited subagents."""
     claims, key = [], charged.key
     if key.rpm is not None:
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
@@ -88,7 +116,18 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]
     if charged.session is not None:
         claims.append(Claim(charged.session.account, policy.session, charged.declared))
+        for agent in reversed(_limited_agents(policy, charged)):
+            limits = policy.limits_of_agent(agent)
+            if not limits.is_none:
+                claims.append(Claim(charged.session.agent_account(agent.id), limits))
     return tuple(claims)
+
+
+def _limited_agents(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[AgentName, ...]:
+    """Return the subagents that a call is charged to, nearest first. All of a child session works for its parent."""
+    if not policy.agents or not charged.parents or CHILD_SESSION in charged.agents:
+        return charged.agents
+    return (*charged.agents, CHILD_SESSION)
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:

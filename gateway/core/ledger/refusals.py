@@ -90,10 +90,7 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
         limited.retry_after = max(1, ceil(balance.resets_s or 0))
         return limited
     limit = balance.limits.of(name) or 0
-    whose = (
-        f'Session "{balance.key.id}"' if balance.key.kind == "session" else f'The client key "{balance.key.namespace}"'
-    )
-    used = f"{whose} has used {_amount(balance.used[at], name)} of its {_amount(limit, name, unit=True)}"
+    used = f"{_owner(balance.key)} has used {_amount(balance.used[at], name)} of its {_amount(limit, name, unit=True)}"
     if refused.is_busy:
         return BudgetBusy(
             f"{used}, and running calls have reserved {_amount(balance.held[at], name)}. This call needs "
@@ -106,6 +103,15 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
     return exhausted
 
 
+def _owner(key: AccountKey) -> str:
+    """Return the owner of an account as the subject of a sentence."""
+    if key.kind == "session":
+        return f'Session "{key.id}"'
+    if key.kind == "agent":
+        return f'Agent "{key.agent_id}" of session "{key.session_id}"'
+    return f'The client key "{key.namespace}"'
+
+
 def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
     refills = f"It refills in {_duration(balance.resets_s)}. " if balance.resets_s is not None else ""
     limit, at = balance.limits.of(name) or 0, DIMENSIONS.index(name)
@@ -114,6 +120,8 @@ def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
     if balance.key.kind == "key":
         return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
+    if balance.key.kind == "agent":
+        return f"{refills}Raise the limit in budget.agents, or let the main agent or a new agent go on."
     command = _command(balance.key, name, max(2 * limit, balance.used[at] + 2 * needed))
     return f"{refills}Raise it with: {command}, or start a new session."
 
@@ -136,7 +144,7 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
 def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, int | str | None]:
     """Return a budget as JSON: its account, unit, limit, used and held amounts, and when it refills.
 
-    `id` is the session id or the name of the client key. `now`: Unix time in seconds.
+    `id` is the session id, `SESSION/AGENT`, or the name of the client key. `now`: Unix time in seconds.
     """
     at = DIMENSIONS.index(name)
     resets = None
@@ -147,7 +155,7 @@ def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, i
     limit = balance.limits.of(name)
     return {
         "account": balance.key.kind,
-        "id": balance.key.id if balance.key.kind == "session" else balance.key.namespace,
+        "id": balance.key.id if balance.key.kind in ("session", "agent") else balance.key.namespace,
         "unit": _UNITS[name],
         "limit": _number(limit, name) if limit is not None else None,
         "used": _number(balance.used[at], name),

@@ -50,3 +50,7 @@ class SessionKey:
     def account(self) -> AccountKey:
         """Return the account of its budget."""
         return AccountKey("session", self.namespace, self.id)
+
+    def agent_account(self, agent: str) -> AccountKey:
+        """Return the account of the budget of a subagent. `agent`: its id."""
+        return AccountKey("agent", self.namespace, f"{self.id}/{agent}")

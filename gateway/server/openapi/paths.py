@@ -99,6 +99,9 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50},
     ),
     "cursor": _parameter("cursor", "query", "The `cursor` of the previous page.", {"type": "string"}),
+    "agent": _parameter(
+        "agent", "query", "Only calls of this agent of the session; `main` for the main agent.", {"type": "string"}
+    ),
     "explain": _flag("explain", "include what was done with each message."),
     "items": _flag("items", "include the tokens of each message."),
     "tools": _flag("tools", "include the tokens of each tool's results."),
@@ -260,7 +263,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             "listSessionCalls",
             "List the call records of a session, newest first.",
             "CallPage",
-            parameters=("session", "limit", "cursor"),
+            parameters=("session", "limit", "cursor", "agent"),
         )
     },
     "/api/sessions/{id}/reset": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, get_args
 
+from gateway.core.calling_agent import REQUEST_CLASSES
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.modes import MODES
@@ -97,7 +98,7 @@ _USAGE_FIELDS: Final = {
 }
 _STEP_FIELDS: Final = {
     "active_step": text("active step of the agent whose step state changed last", null=True),
-    "steps": mapping(reference("Place"), "step state of each agent, by the agent's name"),
+    "steps": mapping(reference("Place"), "step state of each agent of `agents:`, by its name; `default`: of `steps:`"),
 }
 _BUDGET_FIELDS: Final = {
     "budget": nullable(reference("Budget")),
@@ -119,6 +120,23 @@ _SESSION_FIELDS: Final = {
     "used_with_children": record("used budget, including child sessions", {"tokens": integer(), "calls": integer()}),
     **_BUDGET_FIELDS,
     "derived_id": boolean("true: no call named the session; the id was derived from the start of the conversation"),
+}
+_USE_FIELDS: Final = {
+    "calls": integer("number of charged calls"),
+    "cumulative_token_usage": reference("Totals"),
+    "cost_usd": text(f"{_USD}; null once a call's price is unknown", null=True),
+}
+_AGENT_FIELDS: Final = {
+    "id": text("`main`, the id that the client sends, or `…` for all subagents beyond the first 128"),
+    "type": text("such as `Explore`; null if the client does not say", null=True),
+    "parent": text("the agent that started it; null if the client does not say", null=True),
+    "active_step": text("step in which its last call was made", null=True),
+    "created_at": _MAYBE_TIME,
+    "last_call_at": _MAYBE_TIME,
+    **_USE_FIELDS,
+    "tools": mapping(integer(), "number of tool calls by name"),
+    "with_children": nullable(record("use of this agent and of all agents below it", _USE_FIELDS)),
+    "budget": nullable(reference("Budget")),
 }
 _TOOLS_FIELDS: Final = {
     "recent_tools": array(text(), "names of the tools called last, in order"),
@@ -154,6 +172,10 @@ _CALL_FIELDS: Final = {
     "tools": array(text(), "names of the tools that the response calls"),
     "response_mode": text(null=True, one_of=MODES),
     "active_step": text(null=True),
+    "agent": text("agent of the session that made the call; null if the client names none", null=True),
+    "agent_type": text("its type, such as `Explore`", null=True),
+    "parent_agent": text("the agent that started it", null=True),
+    "request_class": text("what the call is for", null=True, one_of=REQUEST_CLASSES),
     "usage": nullable(reference("Usage")),
     "usage_source": text("source of the usage", null=True, one_of=get_args(UsageSource)),
     "cost_usd": text(f"{_USD}; null if the price is unknown", null=True),
@@ -240,13 +262,14 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "Budget": record(
-        "the budget of a session; null for units without a limit",
+        "the budget of a session or of one of its agents; null for units without a limit",
         {
             "tokens": integer(null=True),
             "usd": text(null=True),
             "calls": integer(null=True),
             "used": record(
-                "used so far, including child sessions", {"tokens": integer(), "usd": text(), "calls": integer()}
+                "used so far, including child sessions or agents",
+                {"tokens": integer(), "usd": text(), "calls": integer()},
             ),
             "held": integer("tokens that running calls have reserved"),
             "remaining": integer("remaining tokens", null=True),
@@ -255,7 +278,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "Place": record(
-        "step state of one agent of a session",
+        "step state of one agent of `agents:` in a session",
         {
             "active_step": text(null=True),
             "description": text(null=True),
@@ -281,6 +304,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             ),
             **_TOOLS_FIELDS,
             **_STEP_FIELDS,
+            "agents": array(
+                record("one agent of the session", _AGENT_FIELDS),
+                "the main agent, then the subagents by their first call; together they have the session's totals. "
+                "Empty if there are no subagents",
+            ),
         },
     ),
     "ChangedSession": record(

@@ -33,7 +33,7 @@
 /**
  * The numbers of a budget error.
  * @typedef {object} Arithmetic
- * @property {"session" | "key" | "rate"} account
+ * @property {"session" | "agent" | "key" | "rate"} account
  * @property {string} id id of the session, or name of the client key
  * @property {"tokens" | "usd" | "calls"} unit
  * @property {number | string} limit
@@ -63,7 +63,24 @@
  * @property {string[]} [recent_tools]
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
- * @property {Record<string, Step>} [steps] by agent
+ * @property {Record<string, Step>} [steps] by agent of the configuration
+ * @property {Agent[]} [agents] the main agent first; empty without subagents
+ */
+
+/**
+ * The main agent or a subagent of a session.
+ * @typedef {object} Agent
+ * @property {string} id
+ * @property {string | null} type
+ * @property {string | null} parent
+ * @property {string | null} active_step
+ * @property {string | null} last_call_at
+ * @property {number} calls
+ * @property {Usage} cumulative_token_usage
+ * @property {string | null} cost_usd
+ * @property {Record<string, number>} tools
+ * @property {{cumulative_token_usage: Usage} | null} with_children
+ * @property {Budget | null} budget
  */
 
 /**
@@ -131,6 +148,10 @@
  * @property {Context | null} context
  * @property {string | null} [response_mode]
  * @property {string | null} [active_step]
+ * @property {string | null} [agent] null: the client names none
+ * @property {string | null} [agent_type]
+ * @property {string | null} [parent_agent]
+ * @property {string | null} [request_class]
  */
 
 /**

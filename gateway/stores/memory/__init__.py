@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
@@ -42,6 +43,7 @@ from gateway.stores import clock
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import MemoryLedger
+from gateway.stores.memory.agents import MemoryAgents
 from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
 from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
@@ -49,6 +51,8 @@ from gateway.stores.sums import stopped
 #: States and lessons kept. The ones changed longest ago are dropped first, and are decided or learned again.
 STATES_IN_ALL: Final = 10_000
 LESSONS_IN_ALL: Final = 10_000
+
+_NOTHING_LEFT: Final = (None, "")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -106,9 +110,10 @@ class MemoryStore:
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls = MemoryCalls(retention)
+        self._agents = MemoryAgents()
         self._resets: dict[SessionKey, int] = {}
-        self._last_turns: dict[SessionKey, LastTurn] = {}
-        self._kept_by_provider: dict[SessionKey, str] = {}
+        #: what the calls of a session left for the next one: its last turn, and what its provider keeps
+        self._left: dict[SessionKey, tuple[LastTurn | None, str]] = {}
         #: The parents of sessions. They are kept as long as the accounts, even if the states are dropped.
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
@@ -177,10 +182,9 @@ class MemoryStore:
             tools,
         )
         self._show(view)
-        if record.last_turn is not None:
-            self._last_turns[key] = record.last_turn
-        if record.counted_kept:
-            self._kept_by_provider[key] = (record.counted_kept + self._kept_by_provider.get(key, ""))[:MAX_KEPT]
+        self._agents.add(key, record, orphaned)
+        last_turn, kept = self._left.get(key, _NOTHING_LEFT)
+        self._left[key] = record.last_turn or last_turn, (record.counted_kept + kept)[:MAX_KEPT]
 
     def _show(self, view: SessionView) -> None:
         """Update a session in the lists."""
@@ -276,9 +280,13 @@ class MemoryStore:
         """See `Store.session`."""
         return self._sessions.get(session)
 
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Store.agents`."""
+        return self._agents.of(session)
+
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        return Remembered(self._state(session), self._last_turns.get(session), self._kept_by_provider.get(session, ""))
+        return Remembered(self._state(session), *self._left.get(session, _NOTHING_LEFT))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -355,7 +363,9 @@ class MemoryStore:
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        self._ledger.clear(session.account)
+        for account in (session.account, *self._ledger.of_agents(session.account)):
+            self._ledger.clear(account)
+        self._agents.drop(session)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -367,7 +377,8 @@ class MemoryStore:
         """See `Store.delete`."""
         self._states.drop(session)
         self._parents.pop(session, None)
-        self._ledger.forget(session.account)
+        for account in (session.account, *self._ledger.of_agents(session.account)):
+            self._ledger.forget(account)
         self._calls.delete(session)
         return self._forget(session)
 
@@ -375,10 +386,10 @@ class MemoryStore:
         existed = self._sessions.pop(session, None) is not None
         for ordered in self._sorted.values():
             ordered.change(session)
-        self._last_turns.pop(session, None)
-        self._kept_by_provider.pop(session, None)
+        self._left.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
+        self._agents.drop(session)
         self._calls.forget(session)
         return existed
 
@@ -393,7 +404,8 @@ class MemoryStore:
                 self._states.drop(key)
         for account in self._ledger.changed_before(before):
             # The account of a client key stays: it must not start from zero because the key was unused for a while.
-            if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
+            of_session = SessionKey(account.namespace, account.session_id)
+            if account.kind in ("session", "agent") and of_session not in self._sessions:
                 self._ledger.expire(account)
         self._expire_parents()
         for key in [key for key, kept in self._results.items() if kept.changed_at < before]:

@@ -120,6 +120,14 @@ class MemoryLedger:
         if account is not None:
             self._keep({key: ledger.after_deletion(account)})
 
+    def of_agents(self, session: AccountKey) -> list[AccountKey]:
+        """Return the accounts of the agents of a session. `session`: the account of the session."""
+        return [
+            key
+            for key in self._accounts
+            if key.kind == "agent" and key.namespace == session.namespace and key.session_id == session.id
+        ]
+
     def changed_before(self, before: float) -> list[AccountKey]:
         """Return the accounts that were last changed before a time (Unix seconds)."""
         return [key for key, changed_at in self._changed.items() if changed_at < before]

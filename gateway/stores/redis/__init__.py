@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger.arithmetic import DIMENSIONS, AccountKey, Balance, Claim, Dimension, Granted, Refused
@@ -180,6 +181,11 @@ class RedisStore:
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
         return await self._lists.session(session)
+
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Store.agents`."""
+        [fields] = await self._link.call(("HGETALL", self._keys.agents(_tag(session))))
+        return values.agent_uses(fields)
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""

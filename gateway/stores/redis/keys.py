@@ -34,7 +34,9 @@ def tag_of(namespace: str, session_id: str) -> str:
 
 def tag_of_account(key: AccountKey) -> str:
     """Return the hash tag of an account: of its session, or of its client key, which has no slash."""
-    return tag_of(key.namespace, key.id) if key.kind == "session" else quote(key.namespace, safe="")
+    if key.kind in ("session", "agent"):
+        return tag_of(key.namespace, key.session_id)
+    return quote(key.namespace, safe="")
 
 
 def usage_tag(call_id: str | None = None) -> str:
@@ -69,7 +71,12 @@ def session_of_member(member: bytes) -> SessionKey:
 @lru_cache(_NAMES)
 def _account(key: AccountKey) -> str:
     """Return the name of an account, without the prefix."""
-    name = "a" if key.kind == "session" else f"{key.kind}:{quote(key.id, safe='')}"
+    if key.kind == "session":
+        name = "a"
+    elif key.kind == "agent":
+        name = f"b:{quote(key.agent_id, safe='')}"  # prelude.lua finds the session's other keys by this name
+    else:
+        name = f"{key.kind}:{quote(key.id, safe='')}"
     return f"{{{tag_of_account(key)}}}:{name}"
 
 
@@ -124,9 +131,16 @@ class Keys:
         """Return the keys of a session's tool calls: their counts by tool, and the names of the last ones."""
         return self.under(tag, "u"), self.under(tag, "w")
 
+    def agents(self, tag: str) -> str:
+        """Return the key of what the subagents of a session used."""
+        return self.under(tag, "g")
+
     def all_of(self, tag: str) -> tuple[str, ...]:
-        """Return all keys of a session in the order of KEYS of forget.lua, and of settle.lua after the hold."""
-        return _under(self._prefix, tag, ("i", "c", "l", "s", "t", "x", "a", "u", "w"))
+        """Return all keys of a session in the order of KEYS of forget.lua, and of settle.lua after the hold.
+
+        The accounts of its agents have keys of their own. `y` lists them, see `remember_agent` in prelude.lua.
+        """
+        return _under(self._prefix, tag, ("i", "c", "l", "s", "t", "x", "a", "u", "w", "g"))
 
     def calls(self, tag: str) -> tuple[str, str, str]:
         """Return the keys of calls: their ids, their records, and the charges of orphaned calls."""

@@ -354,7 +354,12 @@ class Lists:
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
         tag = tag_of(session.namespace, session.id)
-        names = (self._keys.session(tag), self._keys.account(session.account), *self._keys.tools(tag))
+        names = (
+            self._keys.session(tag),
+            self._keys.account(session.account),
+            *self._keys.tools(tag),
+            self._keys.agents(tag),
+        )
         [found] = await self._link.call(self._script("reset", names, {}))
         if found:
             for scope in (None, session.namespace):

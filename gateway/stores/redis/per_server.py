@@ -120,6 +120,7 @@ class LedgerScripts:
             **values.last_turn(record),
             **values.kept_by_provider(record),
             **values.tools(record),
+            **values.agent(record),
         }
 
     def usage(self, record: CallRecord, tag: str) -> dict[str, Any]:

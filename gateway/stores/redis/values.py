@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
+from gateway.core.agent_use import MAX_AGENT_TOOLS, MAX_SUBAGENTS, AgentUse, subagent_of
 from gateway.core.ledger import arithmetic as ledger
 from gateway.core.ledger.arithmetic import (
     DIMENSIONS,
@@ -236,6 +237,41 @@ def tools(record: CallRecord) -> dict[str, Any]:
     """Return the argument about the tools that a call asked for; empty if it asked for none."""
     names = record.counted_tools
     return {"tools": {"names": names, "most": MAX_NAMES, "recent": MAX_RECENT, "others": OTHERS}} if names else {}
+
+
+def agent(record: CallRecord) -> dict[str, Any]:
+    """Return the argument about the subagent that made a call; empty for the main agent."""
+    name = subagent_of(record)
+    if name is None or record.agent is None:
+        return {}
+    told = {"parent": record.agent.parent, "type": record.agent.type, "step": record.step}
+    bounds = {"most": MAX_SUBAGENTS, "most_tools": MAX_AGENT_TOOLS, "others": OTHERS}
+    return {"agent": {"id": name, **{key: value for key, value in told.items() if value is not None}, **bounds}}
+
+
+def agent_uses(fields: Sequence[bytes]) -> list[AgentUse]:
+    """Decode what the subagents of a session used, from all fields of the hash that settle.lua describes."""
+    values = {name.decode(): value.decode() for name, value in zip(fields[::2], fields[1::2], strict=True)}
+    tools: dict[str, dict[str, int]] = {}
+    for name, value in values.items():
+        kind, _, rest = name.partition("/")
+        if kind == "u":
+            agent_id, _, tool = rest.partition("/")
+            tools.setdefault(agent_id, {})[tool] = int(value)
+    return [_agent_use(values, name[2:], tools) for name in values if name.startswith("c/")]
+
+
+def _agent_use(values: Mapping[str, str], id_: str, tools: Mapping[str, Mapping[str, int]]) -> AgentUse:
+    return AgentUse(
+        id_,
+        values.get(f"p/{id_}"),
+        values.get(f"y/{id_}"),
+        values.get(f"s/{id_}") or None,
+        float(values[f"c/{id_}"]),
+        float(values.get(f"l/{id_}", 0)),
+        totals_of([int(values.get(f"{number}/{id_}", 0)) for number in range(1, len(SUMS) + 1)]),
+        tools.get(id_, {}),
+    )
 
 
 def tool_use(calls: Sequence[bytes], recent: Sequence[bytes]) -> ToolUse:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from gateway.core.agent_use import AgentUse
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
@@ -50,7 +51,7 @@ from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 from gateway.stores.packed import pack
-from gateway.stores.sqlite import accounts, deletion, kept, latest, rows, usage
+from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows, usage
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
@@ -262,6 +263,10 @@ class SqliteStore:
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
         return await self._in_thread(lambda db: rows.session(db, session))
+
+    async def agents(self, session: SessionKey) -> Sequence[AgentUse]:
+        """See `Store.agents`."""
+        return await self._in_thread(lambda db: agents.read(db, session))
 
     async def sessions(
         self, namespace: str | None, limit: int, cursor: str | None, sort: Sort, *, part: str = ""

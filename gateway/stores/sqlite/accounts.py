@@ -94,6 +94,9 @@ _CLEAR: Final = (
     "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"
 )
+#: the condition for the accounts of a session's agents, see `AccountKey`
+OF_AGENTS: Final = "kind = 'agent' AND namespace = ? AND id > ? AND id < ?"
+_CLEAR_AGENTS: Final = f"{_CLEAR.partition('WHERE')[0]}WHERE {OF_AGENTS}"
 _FORGET: Final = ", opened_wall = NULL, opened_mono = NULL, opened_boot = NULL, decided = NULL" + "".join(
     f", {name} = iif(typeof({name}) = 'integer', {name}, 0)" for name in _HELD
 )
@@ -231,13 +234,20 @@ def correct(db: sqlite3.Connection, record: CallRecord, orphaned: CallRecord, ch
 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
-    """Set the usage of an account to zero. Holds stay."""
+    """Set the usage of a session's account, and of the accounts of its agents, to zero. Holds stay."""
     db.execute(_CLEAR.format(""), key)
+    db.execute(_CLEAR_AGENTS.format(""), of_agents(key.namespace, key.id))
 
 
 def forget(db: sqlite3.Connection, key: AccountKey) -> None:
-    """Set an account to zero and remove its limits, as its session is deleted. Holds stay."""
+    """Set these accounts to zero and remove their limits, as the session is deleted. Holds stay."""
     db.execute(_CLEAR.format(_FORGET), key)
+    db.execute(_CLEAR_AGENTS.format(_FORGET), of_agents(key.namespace, key.id))
+
+
+def of_agents(namespace: str, session_id: str) -> tuple[str, str, str]:
+    """Return the values of `OF_AGENTS`: the zero is the character after the slash."""
+    return namespace, f"{session_id}/", f"{session_id}0"
 
 
 def periods(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:

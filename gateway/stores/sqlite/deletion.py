@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey
-from gateway.stores.sqlite import accounts, kept
+from gateway.stores.sqlite import accounts, agents, kept
 from gateway.stores.sqlite.transaction import transact
 
 #: namespace and id of a session
@@ -20,7 +20,8 @@ Key = tuple[str, str]
 #: Accounts that may be deleted. The account of a client key stays: it must not start from zero because the key was
 #: unused for a while. An account with holds of running calls stays as well: each would give its hold back from a new
 #: account, out of what others hold by then.
-_IS_FREE: Final = "kind = 'session' AND held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
+_HOLDS_NOTHING: Final = "held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
+_IS_FREE: Final = f"kind = 'session' AND {_HOLDS_NOTHING}"
 #: Rows that one transaction deletes. It takes some milliseconds, during which no other worker can write.
 _CHUNK: Final = 500
 #: Seconds after which a transaction ends with the current session. On a busy machine, a few hundred statements would
@@ -61,6 +62,9 @@ _DELETE_RESULTS: Final = (
     "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results WHERE namespace = ? AND id = ? LIMIT ?)"
 )
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
+_DELETE_AGENT_ACCOUNTS: Final = (
+    f"DELETE FROM accounts WHERE {accounts.OF_AGENTS} AND {_HOLDS_NOTHING} AND changed_at < ?"  # noqa: S608  # constants
+)
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_GONE: Final = "DELETE FROM gone WHERE call_id IN (SELECT call_id FROM gone WHERE call_id < ? LIMIT ?)"
 #: Most sessions that one transaction deletes. All pages that it changes are read before it starts. An old session was
@@ -97,6 +101,7 @@ _READ_ROWS_OF: Final = (
     "AND at.namespace = ?1 AND at.id = ?2) FROM sessions AS one WHERE one.namespace = ?1 AND one.id = ?2), "
     "(SELECT substr(value, -1) FROM states WHERE namespace = ?1 AND id = ?2), "
     "(SELECT substr(value, -1) FROM tools WHERE namespace = ?1 AND id = ?2), "
+    "(SELECT max(substr(tools, -1)) FROM agents WHERE namespace = ?1 AND id = ?2), "
     "(SELECT decided FROM accounts WHERE kind = 'session' AND namespace = ?1 AND id = ?2)"
 )
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
@@ -112,6 +117,12 @@ _BOTH_ALONE: Final = (
     + " AND NOT EXISTS (SELECT 1 FROM {1} AS other WHERE other.namespace = {0}.namespace AND "
     "other.id = {0}.id AND other.changed_at >= :before) AND NOT EXISTS (SELECT 1 FROM accounts WHERE kind = 'session' "
     "AND accounts.namespace = {0}.namespace AND accounts.id = {0}.id AND accounts.changed_at >= :before)"
+)
+#: the condition for accounts of agents that are old and whose session is gone, see `AccountKey`
+_AGENT_ALONE: Final = (
+    f"kind = 'agent' AND {_HOLDS_NOTHING} AND changed_at < :before AND NOT EXISTS (SELECT 1 FROM sessions "  # noqa: S608  # constants
+    "WHERE sessions.namespace = accounts.namespace "
+    "AND sessions.id = substr(accounts.id, 1, instr(accounts.id, '/') - 1))"
 )
 
 
@@ -146,6 +157,7 @@ ALONE: Final = (
         f"{_IS_FREE} AND {_ALONE.format('accounts')}",
         "session",
     ),
+    CleanupTable("accounts", _AGENT_ALONE, "agent"),
     # The check for a session only needs indexes, and `changed_at` needs the row. `iif` does the cheaper check first.
     CleanupTable("results", f"iif({_NO_SESSION.format('results')}, changed_at < :before, 0)"),
 )
@@ -215,10 +227,12 @@ def _delete_within(
         if room == 0:
             return deleted, keys[index:]
         kept.delete(connection, *key, changed_before)
+        agents.delete(connection, *key)
         if before is None:
             accounts.forget(connection, AccountKey("session", *key))
         else:
             connection.execute(_DELETE_ACCOUNT, (*key, before))
+            connection.execute(_DELETE_AGENT_ACCOUNTS, (*accounts.of_agents(*key), before))
         deleted += connection.execute(_DELETE_SESSION, key).rowcount
     return deleted, ()
 

@@ -22,7 +22,7 @@ from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords
 from gateway.stores.packed import unpack
-from gateway.stores.sqlite import accounts, kept, usage
+from gateway.stores.sqlite import accounts, agents, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
@@ -197,6 +197,7 @@ def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int]
             *sums_of(record.charge, record.saved_tokens),
         )
         sums: Sequence[int] = connection.execute(_ADD, added).fetchall()[0]
+        agents.add(connection, key, record)
         return sums
     return _sums(connection, key)
 
@@ -212,6 +213,7 @@ def _last(record: CallRecord) -> tuple[str | int | None, ...]:
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
     """Set the totals and the tools of a session to zero; return False if the session does not exist."""
     kept.clear_tools(connection, key)
+    agents.delete(connection, key.namespace, key.id)
     return connection.execute(_RESET, (key.namespace, key.id)).rowcount > 0
 
 
@@ -240,7 +242,8 @@ def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _
 def _take_back(connection: sqlite3.Connection, orphaned: _Orphaned, key: SessionKey | None) -> None:
     if key is not None and orphaned.record.charge is not None:
         wrong = sums_of(orphaned.record.charge, orphaned.record.saved_tokens)
-        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, orphaned.resets))
+        if connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, orphaned.resets)).rowcount:
+            agents.take_back(connection, key, orphaned.record)
 
 
 def _periods(connection: sqlite3.Connection, record: CallRecord) -> bytes | None:

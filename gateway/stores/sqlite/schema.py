@@ -182,6 +182,18 @@ MIGRATIONS: Final = (
     CREATE INDEX sessions_listed ON sessions (last_call_at, namespace, id, total_tokens, cost_pico_usd);
     CREATE INDEX calls_by_namespace ON calls (namespace, call_id) WHERE namespace IS NOT NULL;
     """,
+    # What each subagent of a session used, see `AgentUse`.
+    """
+    CREATE TABLE agents (
+        namespace TEXT NOT NULL, id TEXT NOT NULL, agent TEXT NOT NULL, parent TEXT, type TEXT, step TEXT,
+        created_at REAL NOT NULL, last_call_at REAL NOT NULL, tools BLOB NOT NULL,
+        calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        total_tokens INTEGER NOT NULL, cache_read_tokens INTEGER NOT NULL, cache_write_tokens INTEGER NOT NULL,
+        reasoning_tokens INTEGER NOT NULL, estimated_tokens INTEGER NOT NULL, estimated_calls INTEGER NOT NULL,
+        unpriced_calls INTEGER NOT NULL, trimmed_calls INTEGER NOT NULL, saved_tokens INTEGER NOT NULL,
+        cost_pico_usd INTEGER NOT NULL, PRIMARY KEY (namespace, id, agent)
+    ) WITHOUT ROWID;
+    """,
     # Usage by hour and day, which is kept longer than sessions and calls, see `gateway.core.rollup`. The calls that the
     # file has are added by `_add_usage`. The newest calls of a namespace are found through its sessions.
     """
@@ -197,7 +209,7 @@ MIGRATIONS: Final = (
 )
 
 #: the first format with the table `usage`
-_WITH_USAGE: Final = 16
+_WITH_USAGE: Final = 17
 #: longest wait for another worker that migrates the file
 _MAX_WAIT_MS: Final = 60_000
 #: marks a file as the gateway's ("GATE")

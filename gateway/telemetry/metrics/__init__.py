@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.core.calling_agent import MAIN, CallingAgent
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord, ContextRecord
@@ -28,11 +29,12 @@ from gateway.telemetry.metrics.exposition import CONTENT_TYPE, render
 from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
 from gateway.telemetry.metrics.slots import HIDDEN, MetricSlots, series_text
 
-__all__ = ["CONTENT_TYPE", "FAMILIES", "MAX_MODELS", "MAX_TOOLS", "Metrics", "WorkerState"]
+__all__ = ["CONTENT_TYPE", "FAMILIES", "MAX_AGENT_TYPES", "MAX_MODELS", "MAX_TOOLS", "Metrics", "WorkerState"]
 
 #: names with a series of their own; all further names are counted together as "other"
 MAX_MODELS: Final = 200
 MAX_TOOLS: Final = 200
+MAX_AGENT_TYPES: Final = 50
 _OTHER: Final = "other"
 #: label of a provider, model or error code that a call does not have, for example because it was refused early
 _NONE: Final = "none"
@@ -44,6 +46,10 @@ _ERROR_STATUS: Final = 400
 _BY_MODEL: Final = "gateway_cost_usd_total"
 _BY_TOOL: Final = "gateway_tool_calls_total"
 _RESULT_TOKENS: Final = "gateway_tool_result_tokens_total"
+_AGENT_CALLS: Final = "gateway_agent_calls_total"
+_AGENT_TOKENS: Final = "gateway_agent_tokens_total"
+#: label of subagents whose client does not name their type
+_UNTYPED: Final = "subagent"
 #: prefix of the error codes of budget refusals
 _BUDGET: Final = "budget_"
 _STORE_ERRORS: Final = "gateway_store_errors_total"
@@ -189,25 +195,51 @@ class _BoundedSeries:
         return True
 
 
-class _ToolCounter:
-    """A counter with one series for each tool name."""
+class _NameCounter:
+    """A counter with one series for each of a limited number of names, such as tools. `label`: of the name."""
 
-    def __init__(self, slots: MetricSlots, family: str) -> None:
+    def __init__(self, slots: MetricSlots, family: str, label: str, limit: int) -> None:
         self._slots = slots
         self._family = family
-        self._series = _BoundedSeries(slots, family, MAX_TOOLS)
+        self._label = label
+        self._series = _BoundedSeries(slots, family, limit)
         self._known: dict[str, int] = {}
 
-    def add(self, tool: str, number: float = 1) -> None:
-        name = tool[:_MAX_LABEL]
+    def add(self, full_name: str, number: float = 1) -> None:
+        name = full_name[:_MAX_LABEL]
         slot = self._known.get(name)
         if slot is None:
-            series = series_text(self._family, {"tool": name})
+            series = series_text(self._family, {self._label: name})
             if self._series.has(series) or self._series.try_add(series):
                 slot = self._known[name] = self._slots.slot(self._family, series)
             else:
-                slot = self._slots.slot(self._family, series_text(self._family, {"tool": _OTHER}))
+                slot = self._slots.slot(self._family, series_text(self._family, {self._label: _OTHER}))
         self._slots.values[slot] += number
+
+
+class _AgentCounters:
+    """Counters of the calls of agents. A label is a type and never an id, which is new for each agent."""
+
+    def __init__(self, slots: MetricSlots) -> None:
+        self._slots = slots
+        self._tokens = _NameCounter(slots, _AGENT_TOKENS, "agent_type", MAX_AGENT_TYPES)
+        self._cost = _NameCounter(slots, "gateway_agent_cost_usd_total", "agent_type", MAX_AGENT_TYPES)
+        self._calls: dict[tuple[str, str], int] = {}
+
+    def count(self, agent: CallingAgent, charge: Charge | None) -> None:
+        name = (agent.type or (_UNTYPED if agent.is_subagent else MAIN))[:_MAX_LABEL]
+        self._tokens.add(name, charge.usage.total_tokens if charge is not None else 0)
+        if charge is not None and charge.cost_usd is not None:
+            self._cost.add(name, float(charge.cost_usd))
+        key = (name, agent.request_class)
+        slot = self._calls.get(key)
+        if slot is None:
+            shown = name if self._slots.has(_AGENT_TOKENS, series_text(_AGENT_TOKENS, {"agent_type": name})) else _OTHER
+            labels = {"agent_type": shown, "request_class": agent.request_class}
+            slot = self._slots.slot(_AGENT_CALLS, series_text(_AGENT_CALLS, labels))
+            if shown == name:
+                self._calls[key] = slot
+        self._slots.values[slot] += 1
 
 
 class Metrics(Observer):
@@ -217,8 +249,9 @@ class Metrics(Observer):
         self._slots = MetricSlots(folder, TRANSIENT)
         self._by_model: dict[tuple[str, str], _ModelCounters] = {}
         self._models = _BoundedSeries(self._slots, _BY_MODEL, MAX_MODELS)
-        self._tools = _ToolCounter(self._slots, _BY_TOOL)
-        self._results = _ToolCounter(self._slots, _RESULT_TOKENS)
+        self._tools = _NameCounter(self._slots, _BY_TOOL, "tool", MAX_TOOLS)
+        self._results = _NameCounter(self._slots, _RESULT_TOKENS, "tool", MAX_TOOLS)
+        self._agents = _AgentCounters(self._slots)
         self._counters: dict[tuple[str, str], int] = {}
         self._providers: set[str] = set()
         self._estimate_errors: dict[tuple[str, str], _Histogram] = {}
@@ -245,6 +278,8 @@ class Metrics(Observer):
             self._tools.add(tool)
         if call.context is not None:
             self._count_context(call, call.context)
+        if call.agent is not None:
+            self._agents.count(call.agent, call.charge)
         if call.retries:
             self._add("gateway_retries_total", "provider", call.provider or _NONE, call.retries)
 

@@ -76,6 +76,13 @@ FAMILIES: Final[Mapping[str, MetricFamily]] = {
     "gateway_tool_result_tokens_total": MetricFamily(
         "counter", "Tokens of tool results in requests; a result counts in each call that contains it.", ("tool",)
     ),
+    "gateway_agent_calls_total": MetricFamily(
+        "counter",
+        "Calls whose client names the agent that makes them, by type of agent and request class.",
+        ("agent_type", "request_class"),
+    ),
+    "gateway_agent_tokens_total": MetricFamily("counter", "Tokens that these calls were charged.", ("agent_type",)),
+    "gateway_agent_cost_usd_total": MetricFamily("counter", "Cost of these calls in US dollars.", ("agent_type",)),
     "gateway_retries_total": MetricFamily("counter", "Requests that were retried.", ("provider",)),
     "gateway_fallbacks_total": MetricFamily(
         "counter", "Calls that fell back to another provider or model, by the last one that was asked.", _WHERE

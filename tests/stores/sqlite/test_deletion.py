@@ -244,9 +244,9 @@ def fill_all(path: Path, sessions: int, results: int = 1) -> None:
         for name in (*names, *(f"lone{number:06}" for number in range(sessions))):
             connection.execute("INSERT INTO states VALUES ('alice', ?, 1000.0, x'7b7d')", (name,))
             connection.execute("INSERT INTO tools VALUES ('alice', ?, x'7b7d', NULL, 1000.0)", (name,))
-            connection.execute(
-                "INSERT INTO accounts VALUES ('session', 'alice', ?, 1, 1, 1, 0, 0, 0, NULL, NULL, NULL, NULL, 1000.0, 0)",
-                (name,),
+            connection.executemany(
+                "INSERT INTO accounts VALUES (?, 'alice', ?, 1, 1, 1, 0, 0, 0, NULL, NULL, NULL, NULL, 1000.0, 0)",
+                (("session", name), ("agent", f"{name}/helper")),
             )
             rows = ((f"{name}{number:06}", name) for number in range(results))
             connection.executemany("INSERT INTO results VALUES (?, 'alice', ?, 1000.0, x'00', 1)", rows)
@@ -282,7 +282,7 @@ async def test_nothing_that_a_deletion_does_goes_through_a_whole_table(path: Pat
         deletion.delete_old_calls(connection, 2_000.0)
         connection.close()
     found = plans(path, statements)
-    tables = ("calls", "sessions", "states", "tools", "accounts", "results")
+    tables = ("calls", "sessions", "states", "tools", "accounts", "results", "agents")
     assert not [step for step in found if step.startswith("SCAN") and step.split()[1] in tables]
     assert not [step for step in found if step.endswith("(kind=?)")]
     assert query(path, " UNION ALL ".join(f"SELECT count(*) FROM {table}" for table in tables)) == [(0,)] * len(tables)  # noqa: S608  # constants
@@ -314,7 +314,7 @@ async def test_all_that_is_old_goes_however_many_looks_it_takes(path: Path, monk
     async with opened(path) as store:
         fill_all(path, 7)
         assert await store.expire(2_000.0) == 7
-    tables = ("calls", "sessions", "states", "tools", "accounts", "results")
+    tables = ("calls", "sessions", "states", "tools", "accounts", "results", "agents")
     assert query(path, " UNION ALL ".join(f"SELECT count(*) FROM {table}" for table in tables)) == [(0,)] * len(tables)  # noqa: S608  # constants
 
 

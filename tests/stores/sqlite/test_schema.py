@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
@@ -302,6 +303,20 @@ async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, r
         assert after is not None
         assert (after.totals, after.created_at) == (OLD_TOTALS.add(CHARGE), before.created_at)
         assert after.tools == ToolUse(("look", "read", "look"), {"look": 2, "read": 1})
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_a_session_of_format_15_counts_its_subagents_from_then_on(path: Path, record: MakeRecord) -> None:
+    key, newest, agent = SessionKey("alice", "s"), path.with_name("newest.db"), CallingAgent("a1", "main", "Explore")
+    async with opened(newest) as store:
+        await store.settle(record("s", charge=CHARGE))
+    write_format(15, path, newest)
+    async with opened(path) as store:
+        assert await store.agents(key) == []
+        totals = await store.settle(record("s", charge=CHARGE, agent=agent))
+        [use] = await store.agents(key)
+        assert (use.id, use.type, use.totals.plus(Totals().add(CHARGE))) == ("a1", "Explore", totals)
+        assert [one.agent for one in await store.calls(key, 9)] == [agent, None]
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 

@@ -92,6 +92,7 @@ function received({ error, session }) {
  * @param {string | null} session session of the call
  */
 function account({ account: kind, id }, session) {
+  if (kind === "agent") return ["agent ", h("b", {}, id.split("/")[1]), " of session ", h("b", {}, id.split("/")[0])];
   if (kind !== "session")
     return [`${kind === "rate" ? "requests per minute of client key " : "client key "}`, h("b", {}, id)];
   // With the admin key, session ids are prefixed with the name of their client key.
@@ -145,9 +146,17 @@ function record(found) {
     ["Tools called", found.tools.join(", ")],
     ["Response mode", found.response_mode?.replace("_", " ")],
     ["Step", found.active_step],
+    ["Agent", agent(found)],
     ...Object.entries(found.notes).map(([name, text]) => /** @type {[string, string]} */ ([label(name), text])),
     ["Request id", h("span", { class: "mono" }, found.request_id)],
   ]);
+}
+
+/** @param {Call} found */
+function agent({ agent: id, agent_type: type, parent_agent: parent, request_class: kind }) {
+  if (!id) return null;
+  const parts = [id, type && type !== id ? `type ${type}` : null, parent ? `started by ${parent}` : null, kind];
+  return parts.filter((part, index) => part && (index === 0 || part !== id)).join(", ");
 }
 
 /**

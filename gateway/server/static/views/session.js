@@ -8,6 +8,7 @@ import { feed, merged } from "../feed.js";
 import { ago, clock, compact, exact, many, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
+import { agentsOf } from "./agents.js";
 import { changeBudget, resetSession } from "./budget.js";
 import { detail } from "./call.js";
 import { callColumns, isFailed, isRefused } from "./calls.js";
@@ -110,22 +111,29 @@ class SessionView {
 
   /** @param {Call} call */
   link(call) {
-    const address = to("session", this.id, { show: this.params.get("show"), call: call.call_id });
-    return h("a", { href: address }, clock(call.started_at));
+    return h("a", { href: this.address({ call: call.call_id }) }, clock(call.started_at));
+  }
+
+  /**
+   * Return the address of this view with the same filters, except for these.
+   * @param {Record<string, string | null>} changes
+   */
+  address(changes) {
+    return to("session", this.id, { show: this.params.get("show"), agent: this.params.get("agent"), ...changes });
   }
 
   /** @param {URLSearchParams} params */
   update(params) {
     const before = this.params;
     this.params = params;
-    if (before.get("show") !== params.get("show")) this.drawCalls();
+    if (["show", "agent"].some((name) => before.get(name) !== params.get(name))) this.drawCalls();
     else this.drawFilters();
     this.showCall(params.get("call") ?? "");
   }
 
   /** @param {string} callId none: the panel is closed */
   open(callId) {
-    location.hash = to("session", this.id, { show: this.params.get("show"), call: callId });
+    location.hash = this.address({ call: callId });
   }
 
   /** @param {string} callId */
@@ -155,24 +163,35 @@ class SessionView {
 
   drawFilters() {
     this.filters.press(this.params.get("show") ?? "");
-    FILTERS.forEach(([, , fits], index) => fill(this.counts[index], number(this.calls.filter(fits).length)));
+    const calls = this.ofAgent();
+    FILTERS.forEach(([, , fits], index) => fill(this.counts[index], number(calls.filter(fits).length)));
+  }
+
+  /** Return the loaded calls of the chosen agent, or all of them. */
+  ofAgent() {
+    const agent = this.params.get("agent");
+    return agent ? this.calls.filter((call) => (call.agent ?? "main") === agent) : this.calls;
   }
 
   /** @param {string} name */
   filter(name) {
-    replace(to("session", this.id, { show: name, call: this.opened }));
-    this.update(
-      new URLSearchParams({ ...(name ? { show: name } : {}), ...(this.opened ? { call: this.opened } : {}) }),
-    );
+    const address = this.address({ show: name, call: this.opened });
+    replace(address);
+    this.update(new URLSearchParams(address.split("?")[1] ?? ""));
   }
 
   drawCalls() {
     const fits = FILTERS.find(([name]) => name === (this.params.get("show") ?? ""))?.[2] ?? FILTERS[0][2];
-    const rows = this.calls.filter(fits);
+    const rows = this.ofAgent().filter(fits);
     this.table.set(rows);
+    // Rows that were drawn before have the address with the filters of then.
+    for (const [id, row] of this.table.shown)
+      row.element.querySelector("a")?.setAttribute("href", this.address({ call: id }));
     this.drawFilters();
     const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
-    fill(this.count, `${number(rows.length)}${all}`);
+    const agent = this.params.get("agent");
+    const every = h("a", { href: this.address({ agent: null, call: this.opened }) }, "show all agents");
+    fill(this.count, `${number(rows.length)}${all}`, ...(agent ? [` of agent ${agent}, `, every] : []));
     if (this.cursor === null && document.activeElement === this.older) this.table.element.focus();
     this.older.hidden = this.cursor === null;
     this.charts.set(this.found, this.calls);
@@ -282,7 +301,8 @@ class SessionView {
       ),
       began(found.created_at),
     );
-    renew(this.facts, tiles, parentLine(found), budgetBars(found), parentBars(found), toolsOf(found));
+    const agents = agentsOf(found.agents ?? [], (agent) => this.address({ agent, call: null }));
+    renew(this.facts, tiles, parentLine(found), budgetBars(found), parentBars(found), agents, toolsOf(found));
   }
 
   close() {

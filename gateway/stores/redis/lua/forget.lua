@@ -1,5 +1,6 @@
 -- Deletes a session and all its data. Returns 1 if there was a session.
--- KEYS: ids and records of its calls, charges of orphaned calls, session, state, results, account, tools (two).
+-- KEYS: ids and records of its calls, charges of orphaned calls, session, state, results, account, tools (two),
+-- agents.
 -- A.before, if given: delete the session only if its last call was before, and the state and the account only if they
 -- were last changed before. The state names the session's parent, so it stays while child sessions are charged to the
 -- account.
@@ -16,10 +17,12 @@ if not A.before or not (is_changed_since(state, A.before) or is_changed_since(KE
 end
 if A.before then
     drop_account(KEYS[7], A.before)
-elseif not readable(KEYS[7]) then
-    redis.call('DEL', KEYS[7])
-elseif clear(KEYS[7]) then
-    redis.call('HDEL', KEYS[7], 'o', 'd1', 'd2', 'd3')
+    each_agent(KEYS[7], function(name)
+        drop_account(name, A.before)
+    end)
+else
+    forget_account(KEYS[7])
+    each_agent(KEYS[7], forget_account)
 end
 if A.before then
     redis.call('DEL', KEYS[1], KEYS[3])
@@ -42,5 +45,5 @@ else
         end
     end
 end
-redis.call('DEL', KEYS[2], session, KEYS[6], KEYS[8], KEYS[9])
+redis.call('DEL', KEYS[2], session, KEYS[6], KEYS[8], KEYS[9], KEYS[10])
 return (last or not kept) and 1 or 0

@@ -144,8 +144,21 @@ local function live(name)
     end
 end
 
--- Sets when an account expires. That of a session expires after A.ttl without changes, that of a client key never, and
--- a count of requests after two of its windows (microseconds).
+-- Returns the key that lists the accounts of a session's agents, from the key of one of these accounts, or of the
+-- session's account (`...}:a`).
+local function agent_list(name)
+    return string.match(name, '^(.*}:)') .. 'y'
+end
+
+-- Lists the account of an agent, so that it is found when its session is reset or deleted.
+local function remember_agent(name)
+    local list = agent_list(name)
+    redis.call('SADD', list, name)
+    prolong(list)
+end
+
+-- Sets when an account expires. That of a session or of an agent expires after A.ttl without changes, that of a client
+-- key never, and a count of requests after two of its windows (microseconds).
 local function expire(name, kind, window)
     if kind == 'session' then
         local left = redis.call('PTTL', name)
@@ -153,6 +166,12 @@ local function expire(name, kind, window)
             prolong(name)
             -- The state names the session's parent, which is charged for as long as the session is.
             prolong(string.sub(name, 1, -2) .. 't')
+        end
+    elseif kind == 'agent' then
+        local left = redis.call('PTTL', name)
+        if left < A.ttl - HOUR or left > A.ttl then
+            prolong(name)
+            remember_agent(name)
         end
     elseif kind == 'rate' and window and window > 0 then
         redis.call('PEXPIRE', name, math.ceil(window / 500))
@@ -364,6 +383,24 @@ local function clear(name)
     redis.call('HSET', name, 'u1', 0, 'u2', 0, 'u3', 0)
     redis.call('HINCRBY', name, 'e', 1)
     return true
+end
+
+-- Calls this with the account of each agent of a session. `name`: the account of the session.
+local function each_agent(name, change)
+    local found = redis.pcall('SMEMBERS', agent_list(name))
+    for _, account in ipairs(found.err and {} or found) do
+        change(account)
+    end
+end
+
+-- Sets the usage of an account to zero and removes the limits that an operator set, as its session is deleted. An
+-- account that cannot be read is deleted.
+local function forget_account(name)
+    if not readable(name) then
+        redis.call('DEL', name)
+    elseif clear(name) then
+        redis.call('HDEL', name, 'o', 'd1', 'd2', 'd3')
+    end
 end
 
 -- Deletes an account that was last changed before this time, unless a running call holds something on it: that hold

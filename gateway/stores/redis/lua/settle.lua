@@ -1,16 +1,16 @@
 -- Writes a call's record and charges it, once per id.
 -- KEYS: the hold, ids and records of the session's calls, charges of its orphaned calls, the session, its state, its
--- results, its account, its tool calls by tool, the last of them.
+-- results, its account, its tool calls by tool, the last of them, what its subagents used.
 -- ARGV[3]: the record. ARGV[4]: the new state, if it changes.
 -- A: id, lost, session, spent, accounts, sums (zeros without a charge), keep, oldest, derived, started, ended;
--- optional: usage (see count_usage), last_key, residual, frames, kept with most_kept, tools, index, version (of the state that the call has
--- read), others (tags under which parts of the hold were settled before).
+-- optional: usage (see count_usage), last_key, residual, frames, kept with most_kept, tools, agent, index, version (of
+-- the state that the call has read), others (tags under which parts of the hold were settled before).
 -- Returns one of:
 -- {1 if the call is to be listed, else 0; sums; time of the last call; version of the state if it was changed}
 -- {2, version, state}: nothing was written, as the state has another version
 -- {3, units, noted, hold}: nothing was written, as the hold has other parts on other servers
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local calls, recent = KEYS[9], KEYS[10]
+local calls, recent, agents = KEYS[9], KEYS[10], KEYS[11]
 local SUMS = 13
 local MOST_SUM = '4611686018427387904' -- 2^62; HINCRBY counts in 64 bits, and replies as text are exact
 
@@ -65,6 +65,88 @@ local function count_tools(added)
         end
     end
     return known
+end
+
+-- The fields of a subagent in the hash `agents` are a letter and its id: c (start), l (end of its last call), p
+-- (parent), y (type), s (step), n (number of its tools), 1 to 13 (sums), and u, its id and a tool (calls of the tool).
+-- The field `n` is the number of subagents.
+
+-- Returns the id under which a subagent is counted, as `counted_agent` does, and true if it has fields already.
+local function counted_agent()
+    local agent = A.agent
+    if redis.call('HEXISTS', agents, 'c/' .. agent.id) == 1 then
+        return agent.id, true
+    end
+    if tonumber(redis.call('HGET', agents, 'n') or 0) < agent.most then
+        return agent.id, false
+    end
+    return agent.others, redis.call('HEXISTS', agents, 'c/' .. agent.others) == 1
+end
+
+-- Subtracts a wrong charge from what a subagent used. The fields are missing if the session was reset since.
+local function take_back_agent(sums)
+    local id, is_known = counted_agent()
+    for i, sum in ipairs(is_known and sums or {}) do
+        local name = i .. '/' .. id
+        if sum ~= '0' and redis.call('HINCRBY', agents, name, '-' .. sum) < 0 then
+            redis.call('HSET', agents, name, 0)
+        end
+    end
+end
+
+-- Adds tool calls to what a subagent used, as `with_tools` does.
+local function count_agent_tools(id, added)
+    local number = tonumber(redis.call('HGET', agents, 'n/' .. id) or 0)
+    for _, tool in ipairs(added.names) do
+        local name = 'u/' .. id .. '/' .. tool
+        if redis.call('HINCRBY', agents, name, 1) == 1 and tool ~= added.others then
+            if number >= A.agent.most_tools then
+                redis.call('HDEL', agents, name)
+                redis.call('HINCRBY', agents, 'u/' .. id .. '/' .. added.others, 1)
+            else
+                number = number + 1
+            end
+        end
+    end
+    redis.call('HSET', agents, 'n/' .. id, number)
+end
+
+-- Adds the call to what its subagent used, as `AgentUse.with_call` does.
+local function count_agent()
+    local id, is_known = counted_agent()
+    local agent = A.agent
+    if not is_known then
+        redis.call('HSET', agents, 'c/' .. id, A.started)
+        if id ~= agent.others then
+            redis.call('HINCRBY', agents, 'n', 1)
+        end
+    end
+    local last = redis.call('HGET', agents, 'l/' .. id)
+    if not last or tonumber(last) < tonumber(A.ended) then
+        redis.call('HSET', agents, 'l/' .. id, A.ended)
+    end
+    if id == agent.id then
+        if agent.parent then
+            redis.call('HSETNX', agents, 'p/' .. id, agent.parent)
+        end
+        if agent.type then
+            redis.call('HSET', agents, 'y/' .. id, agent.type)
+        end
+    end
+    redis.call('HSET', agents, 's/' .. id, agent.step or '')
+    for i, sum in ipairs(A.sums) do
+        local name = i .. '/' .. id
+        if sum ~= '0' then
+            local after = redis.pcall('HINCRBY', agents, name, sum)
+            if type(after) == 'table' or after > tonumber(MOST_SUM) then
+                redis.call('HSET', agents, name, MOST_SUM)
+            end
+        end
+    end
+    if A.tools then
+        count_agent_tools(id, A.tools)
+    end
+    return is_known
 end
 
 if A.others then
@@ -138,6 +220,9 @@ if was[2] and (was[4] or 0) == resets and redis.call('EXISTS', session) == 1 the
             redis.call('HSET', session, 't' .. i, 0)
         end
     end
+    if A.agent then
+        take_back_agent(was[2])
+    end
     kept = look()
 end
 local sums, last = kept.sums, kept.last
@@ -176,6 +261,9 @@ if A.session then
     sums = after or add_large(A.sums)
     if A.tools then
         is_known = count_tools(A.tools) and is_known
+    end
+    if A.agent then
+        is_known = count_agent() and is_known
     end
 end
 -- One check for all keys of the session: they are prolonged together, and keys made since then end later. With a

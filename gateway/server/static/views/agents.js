@@ -1,0 +1,82 @@
+/**
+ * The agents of a session: what the main agent and each subagent used.
+ * @module
+ */
+import { h, meter } from "../dom.js";
+import { ago, number, percent, usd } from "../format.js";
+import { plain } from "../table.js";
+
+/** @typedef {import("../types.js").Agent} Agent */
+
+/** names of tools that a row shows */
+const TOOLS = 3;
+const COLUMNS = /** @type {[string, string?][]} */ ([
+  ["Agent"],
+  ["Type"],
+  ["Calls", "num"],
+  ["Tokens", "num"],
+  ["Cost", "num"],
+  ["With children", "num"],
+  ["Budget"],
+  ["Step"],
+  ["Tools", "wide"],
+  ["Last call", "num"],
+]);
+
+/**
+ * @param {Agent[]} agents the main agent first
+ * @param {(agent: string) => string} address of the session with only the calls of an agent
+ */
+export function agentsOf(agents, address) {
+  if (!agents.length) return null;
+  const known = new Map(agents.map((agent) => [agent.id, agent]));
+  const rows = agents.map((agent) => [
+    h("a", { class: "mono", href: address(agent.id), title: "Show only its calls" }, indent(agent, known), agent.id),
+    agent.type,
+    number(agent.calls),
+    number(agent.cumulative_token_usage.total_tokens),
+    usd(agent.cost_usd),
+    agent.with_children && number(agent.with_children.cumulative_token_usage.total_tokens),
+    budget(agent),
+    agent.active_step,
+    tools(agent),
+    agent.last_call_at && ago(agent.last_call_at),
+  ]);
+  return h(
+    "section",
+    {},
+    h("h2", {}, "Agents"),
+    h("p", { class: "muted" }, "Tokens are of an agent's own calls; together they are those of the session."),
+    plain("Agents of this session", COLUMNS, rows),
+  );
+}
+
+/**
+ * Return an indent that shows how far an agent is below the main agent.
+ * @param {Agent} agent
+ * @param {Map<string, Agent>} known
+ */
+function indent(agent, known) {
+  let depth = agent.id === "main" ? 0 : 1;
+  const seen = new Set([agent.id]);
+  for (let above = agent.parent; above && known.has(above) && above !== "main" && !seen.has(above); depth++) {
+    seen.add(above);
+    above = known.get(above)?.parent ?? null;
+  }
+  return "\u2003".repeat(depth);
+}
+
+/** @param {Agent} agent */
+function budget({ id, budget: found }) {
+  if (!found) return null;
+  const share = found.used_fraction;
+  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
+  return meter(share, `${id} has used ${percent(share)} of its budget`, kind);
+}
+
+/** @param {Agent} agent */
+function tools({ tools: counts }) {
+  const names = Object.entries(counts);
+  const shown = names.slice(0, TOOLS).map(([name, calls]) => (calls > 1 ? `${name} ×${number(calls)}` : name));
+  return [...shown, ...(names.length > TOOLS ? [`${number(names.length - TOOLS)} more`] : [])].join(", ");
+}
