@@ -143,6 +143,8 @@ TESTED_ELSEWHERE = {
     "stores.memory.agents": "stores/test_agents.py",
     "telemetry.metrics.families": "telemetry/test_metrics.py",  # each family is shown by its name
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
+    "telemetry.budget_alerts": "stores/test_budget_alerts.py",  # its guarantees depend on the store
+    "telemetry.alert_outbox": "stores/test_budget_alerts.py",
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "context.inspector": "server/test_context.py",
     "server.endpoints": "e2e/test_leaving.py",  # its effect on a call shows on the connection of the call

@@ -243,6 +243,7 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
         key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
         headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
         timeout_s=row.timeout_s,
+        format=row.format,
     )
     timeouts = http.UpstreamTimeouts(row.timeout_s, row.timeout_s, row.timeout_s)
     upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))

@@ -26,7 +26,19 @@ from gateway.cli.common import (
     stop,
 )
 from gateway.cli.listed import Row, SortName, order, rows
-from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, raised, share, span, whole_number
+from gateway.cli.numbers import (
+    RAISE,
+    cost,
+    count,
+    dollars,
+    moment,
+    number,
+    raised,
+    share,
+    span,
+    until_empty,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -47,7 +59,17 @@ _AGENT_TOOLS = 3
 #: newest sessions that are searched for a name similar to an unknown one
 _SEARCHED = 1_000
 #: fields of a session that are not printed as single lines: most of them have a table
-_IN_TABLES = ("recent_tools", "tools", "steps", "agents", "last_calls", "parent", "parents", "declared_budget")
+_IN_TABLES = (
+    "recent_tools",
+    "tools",
+    "steps",
+    "agents",
+    "last_calls",
+    "parent",
+    "parents",
+    "declared_budget",
+    "burn_rate",
+)
 
 app = typer.Typer(cls=Group, help="List, show, reset or delete sessions.", invoke_without_command=True)
 
@@ -341,6 +363,8 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         if name == "budget" and isinstance(value, dict):
             yield from _budget_facts(value)
+            if found["burn_rate"] is not None:
+                yield "budget empty", f"{until_empty(found['burn_rate'])} (at the rate of the newest calls)"
         elif isinstance(value, dict):
             prefix = "" if name == "cumulative_token_usage" else f"{name} "
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())

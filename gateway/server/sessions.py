@@ -31,9 +31,10 @@ from gateway.core.ledger.arithmetic import (
     Dimension,
     nano,
 )
+from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
 from gateway.core.ledger.charging import BudgetPolicy
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Ledger, Observer, Sessions, Store
+from gateway.core.ports import Calls, Ledger, Observer, Sessions, Store
 from gateway.core.record import CallRecord
 from gateway.core.steps import Agent
 from gateway.core.stored import SORTS, SessionView, Sort
@@ -43,6 +44,7 @@ from gateway.server.agents import agents_json, calls_of_agent
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Handler, ServerRules, json_handler
 from gateway.server.shown import (
+    burn_rate_json,
     call_json,
     limits_json,
     models_json,
@@ -257,11 +259,13 @@ async def details_json(
     balance = balance.lowered(declared or NO_LIMITS)
     shown_view = view or SessionView(key, 0, 0, Totals())
     shown = session_json(shown_view, access, balance, has_modes=policy.modes)
+    rate = burn_rate(balance, await _charged(store, key, balance, shown_view, records), time.time())
     if view is None:
         shown["created_at"] = None
         shown["last_call_at"] = time_text(records[0].started_at) if records else None
     return {
         **shown,
+        "burn_rate": burn_rate_json(rate),
         "declared_budget": limits_json(declared) if declared is not None else None,
         "parent": parents[0].shown(access.namespace) if parents else None,
         "parents": [parent_json(parent, access, balance) for parent, balance in zip(parents, above, strict=True)],
@@ -269,6 +273,18 @@ async def details_json(
         **steps_json(state, agents),
         "agents": await agents_json(store, shown_view, records, policy, is_child=bool(parents)),
     }
+
+
+async def _charged(
+    store: Calls, key: SessionKey, balance: Balance, view: SessionView, records: Sequence[CallRecord]
+) -> Sequence[CallRecord]:
+    """Return the newest calls that were charged to a session, also those of its children.
+
+    `records`: the newest ones of its own.
+    """
+    if balance.limits.is_none or balance.used.calls <= view.totals.calls:
+        return records
+    return await store.newest_calls(key.namespace, NEWEST_CALLS)
 
 
 async def changed_json(

@@ -304,6 +304,15 @@ def test_a_new_call_of_the_session_appears_without_a_reload(ui: Ui) -> None:
     expect(page.get_by_role("button", name="All 2")).to_be_visible()
 
 
+def test_a_session_shows_when_its_budget_is_empty(ui: Ui) -> None:
+    for _ in range(3):
+        ui.gateway.web.chat("burning", "tokens=990/10")
+    page = ui.show("#/session/burning")
+    expect(page.get_by_role("group", name="Budget", exact=True)).to_contain_text(
+        re.compile(r"At this rate empty in .*, 57 calls\.")
+    )
+
+
 def test_a_budget_is_raised_lifted_and_restored_after_a_review_of_the_change(ui: Ui) -> None:
     ui.gateway.web.chat("spender")
     page = ui.show("#/session/spender")

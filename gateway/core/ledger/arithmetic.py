@@ -189,6 +189,7 @@ class Balance:
         resets_s: seconds until the window ends; None without a window.
         is_absent: the store lost this account, as Redis can when it evicts keys.
         is_orphaned: calls were charged to the lost account.
+        period: see `Account`.
     """
 
     key: AccountKey
@@ -198,6 +199,7 @@ class Balance:
     resets_s: float | None = None
     is_absent: bool = field(default=False, compare=False)
     is_orphaned: bool = field(default=False, compare=False)
+    period: int = field(default=0, compare=False)
 
     def lowered(self, to: Limits) -> Balance:
         """Return the same balance for a call that declares these limits."""
@@ -286,7 +288,7 @@ def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
     resets = None
     if limits.window_s is not None:
         resets = limits.window_s - (now.since(current.opened) if current.opened else 0.0)
-    return Balance(claim.key, limits, current.used, current.held, resets)
+    return Balance(claim.key, limits, current.used, current.held, resets, period=current.period)
 
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:

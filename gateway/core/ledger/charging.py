@@ -123,6 +123,32 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     return tuple(claims)
 
 
+def claims_on(
+    accounts: Iterable[AccountKey],
+    policy: BudgetPolicy,
+    keys: Mapping[str, Limits],
+    agent_types: Mapping[AccountKey, str | None],
+) -> list[Claim]:
+    """Return accounts with their configured limits, without a call.
+
+    Args:
+        accounts: the accounts, without those of rate limits.
+        policy: limits of sessions and subagents.
+        keys: limits of client keys, by name.
+        agent_types: the types of subagents, by their accounts.
+    """
+    claims = []
+    for account in accounts:
+        if account.kind == "session":
+            claims.append(Claim(account, policy.session))
+        elif account.kind == "key":
+            claims.append(Claim(account, keys.get(account.namespace, NO_LIMITS)))
+        elif account.kind == "agent":
+            agent = AgentName(account.agent_id, agent_types.get(account))
+            claims.append(Claim(account, policy.limits_of_agent(agent)))
+    return claims
+
+
 def _limited_agents(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[AgentName, ...]:
     """Return the subagents that a call is charged to, nearest first. All of a child session works for its parent."""
     if not policy.agents or not charged.parents or CHILD_SESSION in charged.agents:

@@ -277,6 +277,19 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "resets_in_s": integer("seconds until the budget refills; null if it does not refill", null=True),
         },
     ),
+    "BurnRate": record(
+        "when the budget is empty at the rate of the newest calls of the last hour; null with fewer than three calls "
+        "or after ten minutes without a call",
+        {
+            "unit": text("the unit that is used up first", one_of=("tokens", "usd", "calls")),
+            "per_minute": {"type": ["number", "string"], "description": "mean per minute; US dollars are text"},
+            "per_call": {"type": ["number", "string"], "description": "mean per call; US dollars are text"},
+            "calls": integer("calls on which this is based"),
+            "empty_in_s": integer("seconds until the budget is empty; 0 if it is"),
+            "empty_in_calls": integer("calls for which the budget is enough"),
+            "refills_first": boolean("true: the budget refills before it is empty"),
+        },
+    ),
     "Place": record(
         "step state of one agent of `agents:` in a session",
         {
@@ -296,6 +309,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             **_SESSION_FIELDS,
             "created_at": {**_MAYBE_TIME, "description": "null if the session has no call of its own"},
             "last_call_at": {**_MAYBE_TIME, "description": "null without a call record"},
+            "burn_rate": nullable(reference("BurnRate")),
             "declared_budget": nullable(reference("Limits")),
             "parent": text("id of the parent session, if any", null=True),
             "parents": array(

@@ -27,6 +27,14 @@
  */
 
 /**
+ * When a budget is empty at the rate of its newest calls.
+ * @typedef {object} BurnRate
+ * @property {number} empty_in_s
+ * @property {number} empty_in_calls
+ * @property {boolean} refills_first
+ */
+
+/**
  * @typedef {{tokens: number | null, usd: string | null, calls: number | null}} Limits
  */
 
@@ -57,6 +65,7 @@
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id
+ * @property {BurnRate | null} [burn_rate] null if it is unknown
  * @property {Limits | null} [declared_budget] declared by its last call
  * @property {string | null} [parent]
  * @property {{id: string, budget: Budget | null}[]} [parents] the nearest first

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Hold, Refused, refused
 from gateway.core.record import CallRecord
@@ -200,8 +202,20 @@ class PerSlotLedger:
             opened = values.opened(row)
             if opened is not None:
                 return [opened]
-            await self._forget(hold_id)  # never taken, or settled by a worker that ended before it removed the entry
+            # It was never taken, or was settled by a worker that ended before it removed the entry.
+            await self._list_settled(hold_id, home)
+            await self._forget(hold_id)
         return []
+
+    async def _list_settled(self, call_id: str, home: str) -> None:
+        """List a call if it is settled, because its worker may have ended before it did so."""
+        row, (last, *sums) = await self._link.call(
+            ("HGET", self._keys.calls(home)[1], call_id),
+            ("HMGET", self._keys.session(home), "last", *values.TOTALS),
+        )
+        if row is not None:
+            record = msgspec.json.decode(row, type=CallRecord)
+            await self._link.call(*self._index_commands(record, home, (1, sums, last, None)))
 
     async def _find_home(self, hold_id: str) -> str | None:
         [tag] = await self._link.call(("HGET", self._keys.shard_of(hold_id)[1], hold_id))

@@ -168,7 +168,7 @@ def account(row: Sequence[int]) -> Account:
     for name, limit in zip(DIMENSIONS, row[7:10], strict=True):
         if limit >= _NONE:  # a smaller number means that no limit was set
             decided[name] = None if limit == _NONE else limit
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided)
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided, row[11])
 
 
 def _moment(micros: int) -> Moment:

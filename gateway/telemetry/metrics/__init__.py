@@ -53,6 +53,7 @@ _UNTYPED: Final = "subagent"
 #: prefix of the error codes of budget refusals
 _BUDGET: Final = "budget_"
 _STORE_ERRORS: Final = "gateway_store_errors_total"
+_BUDGET_WARNINGS: Final = "gateway_budget_warnings_total"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -258,11 +259,14 @@ class Metrics(Observer):
         self._upstream: dict[str, _Histogram] = {}
         self._store_errors = 0
         self._overhead = _Histogram(self._slots, "gateway_overhead_seconds", {})
+        self._warnings = self._slots.slot(_BUDGET_WARNINGS, _BUDGET_WARNINGS)
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """Count a call that has ended."""
-        del totals, left
+        del totals
         self._counters_of(call).count(call)
+        if left is not None and left.warning is not None:
+            self._slots.values[self._warnings] += 1
         if call.is_pending:
             return
         if call.outcome == "refused":

@@ -5,7 +5,7 @@
 import { ApiError, api, sessionPath } from "../api.js";
 import { choice, fill, h, meter, renew, tile } from "../dom.js";
 import { feed, merged } from "../feed.js";
-import { ago, clock, compact, exact, many, number, percent, usd } from "../format.js";
+import { ago, clock, compact, exact, many, number, percent, span, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { agentsOf } from "./agents.js";
@@ -347,8 +347,16 @@ function budgetBars(found) {
   const shared = children
     ? `Child sessions used ${children.tokens ? `about ${number(children.tokens)} tokens` : "some"} of it, in ${many(children.calls, "call")}.`
     : "";
-  const notes = `${held}${resets}${source}${shared}`;
+  const notes = `${rateOf(found)}${held}${resets}${source}${shared}`;
   return bars("Budget", budget, "", notes ? h("p", { class: "muted" }, notes) : null);
+}
+
+/** @param {Session} found */
+function rateOf({ burn_rate: rate }) {
+  if (!rate) return "";
+  if (!rate.empty_in_s) return "The budget is empty. ";
+  if (rate.refills_first) return "At this rate the budget refills before it is empty. ";
+  return `At this rate empty in ${span(rate.empty_in_s)}, ${many(rate.empty_in_calls, "call")}. `;
 }
 
 /** @param {Session} found */

@@ -122,10 +122,12 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
--- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. The last value: 0: the
--- account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it.
+-- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. The second last value:
+-- 0: the account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it. The
+-- last value: its budget period.
 local function view(a)
-    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2, a.missing or 0 }
+    local u, h, d = a.u, a.h, a.d
+    return { u[1], u[2], u[3], h[1], h[2], h[3], a.o, d[1] or -2, d[2] or -2, d[3] or -2, a.missing or 0, a.e }
 end
 
 local function is_ending(name)
