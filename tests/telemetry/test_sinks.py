@@ -119,6 +119,7 @@ async def test_a_cut_line_is_replaced(started: MemoryStore, tmp_path: Path) -> N
 async def test_a_folder_that_cannot_be_written_is_tried_again(
     started: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("WARNING", logger="gateway")
     obstacle = tmp_path / "calls-2025-11-28.jsonl"
     obstacle.mkdir()
     await started.settle(made(1))
