@@ -545,7 +545,7 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
         "providers": {"upstream": provider},
         "default_provider": "upstream",
         "built_in_providers": False,
-        "models": [{"match": "*", "provider": "upstream", "price": {"input": 1, "output": 10}}],
+        "models": [{"match": "*", "provider": "upstream", "reasoning": False, "price": {"input": 1, "output": 10}}],
         "budget": {"lease_s": LEASE_S},
         "steps": [{"name": "work", "sequence": SEQUENCE, "is_default": True}],
         "store": {"url": store, "on_failure": on_failure, "journal": str(folder / "journals")},

@@ -10,6 +10,7 @@ from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.budget.reservation import Budgets
 from gateway.budget.settlement import CallSettlement
+from gateway.budget.usual_output import UsualOutput
 from gateway.call.record import RecordBuilder
 from gateway.call.types import Incoming, SessionPolicy
 from gateway.context.planner import Planner
@@ -28,6 +29,7 @@ from gateway.core.thinking_origin import ThinkingRules
 from gateway.core.times import Clocks
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.downgrade import Downgrades
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
 from gateway.steps.enforcement import Steps
@@ -115,6 +117,7 @@ def assemble(
         settler=settler,
         facts=facts,
         read_body=planner.read,
+        usual=UsualOutput(learner, clock),
         clock=clock,
     )
     settlement = CallSettlement(
@@ -156,6 +159,7 @@ def assemble(
     )
     secrets = [secret for provider in providers.values() for secret in secrets_of(provider)]
     comment = totals_comment if policy.stream_totals else None
+    origins = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
     gateway = Gateway(
         routes=routes,
         providers=providers,
@@ -165,7 +169,7 @@ def assemble(
         steps=steps,
         background=background,
         background_settlement=background_settlement,
-        thinking=ThinkingOrigins(store, planner.read, thinking or ThinkingRules()),
+        thinking=origins,
         accounts=accounts,
         settlement=settlement,
         composer=composer,
@@ -175,6 +179,7 @@ def assemble(
             accounts, background_settlement, settlement, clock, totals_comment=comment, secrets=secrets
         ),
         new_id=new_id,
+        downgrades=Downgrades(limits.downgrade, planner=planner, facts=facts, thinking=origins, store=store),
         clock=clock,
         wall=wall,
     )

@@ -423,6 +423,9 @@ def _context(state: CallState, response: ParsedResponse, charge: Charge | None) 
     if state.context.plan is None:
         return None
     context, reported = state.context.plan.context, response.usage
+    if state.budget.closing is not None and charge is not None:
+        # The plan does not count the last instruction, so the difference to the report teaches nothing.
+        return replace(context, beyond=charge.usage.input_tokens)
     if reported is None or reported.request_tokens is None or charge is None:
         return context
     beyond = charge.usage.input_tokens - reported.request_tokens

@@ -14,7 +14,16 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from gateway.call.bound_thinking import BoundCall
-from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
+from gateway.call.types import (
+    ActiveStep,
+    CallAccounts,
+    ClosingCall,
+    Incoming,
+    PlanRequest,
+    RequestCounts,
+    ShownResults,
+    TakenHold,
+)
 from gateway.core.calling_agent import CallingAgent
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import header
@@ -64,6 +73,7 @@ class RoutingState:
         others: other models that the providers may use instead of the call's model, because the call allows it.
         failed: the routes that were tried before the current one, each with the reason why it was given up.
         advisors: models that the call's model may ask for advice, with a tool of the provider.
+        cheaper: the routes of a cheaper model, which precede those of the call's own model; empty without one.
     """
 
     routes: tuple[Route, ...] = (_NO_ROUTE,)
@@ -73,6 +83,7 @@ class RoutingState:
     failed: tuple[str, ...] = ()
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
+    cheaper: tuple[Route, ...] = ()
 
     @property
     def has_next(self) -> bool:
@@ -102,7 +113,10 @@ class BudgetState:
         is_holding: the store was asked to reserve something. It may have done so even if its reply was lost.
         hold: what is reserved; None before that.
         text_tokens: estimated tokens of the call's texts, if they were read for the hold.
+        usual_output: the usual output tokens of the call, if it may be reserved for; None if unknown.
+        output_seen_at: monotonic seconds when a check of the hold first found output in a stream.
         caches_long: the call may ask for a cache of an hour or more, which costs more. Only read under a USD budget.
+        closing: set if it is the closing call of its session; `pipeline.closing` sets it.
     """
 
     charged: ChargedAccounts = _NO_ACCOUNTS
@@ -111,7 +125,10 @@ class BudgetState:
     is_holding: bool = False
     hold: TakenHold | None = None
     text_tokens: int | None = None
+    usual_output: int | None = None
+    output_seen_at: float | None = None
     caches_long: bool = False
+    closing: ClosingCall | None = None
 
     @property
     def is_far_over(self) -> bool:
@@ -355,6 +372,12 @@ class CallState:
     def is_fetched_later(self) -> bool:
         """Return whether usage that is billed later is reported when the response is fetched through the gateway."""
         return self.call is not None and is_fetched_later(self.call.fields, self.incoming.endpoint.wire)
+
+    @property
+    def closing_tokens(self) -> int:
+        """Return the most input tokens that the instruction of a closing call adds; 0 for other calls."""
+        closing = self.budget.closing
+        return closing.policy.most_tokens if closing is not None else 0
 
     @property
     def at_provider(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from gateway.core.http.gateway_headers import SESSION
 from gateway.core.http.headers import Headers
 from gateway.core.ledger.arithmetic import NO_LIMITS, Balance, Claim, Hold, Limits
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, budgets_in
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, original_of
@@ -180,6 +181,19 @@ class ActiveStep:
         return self.agent.step(self.state)
 
 
+@dataclass(slots=True)
+class ClosingCall:
+    """A call that is the last one of its session, because it no longer fits the budget.
+
+    Attributes:
+        policy: the settings of closing calls.
+        refused: fields that the provider has refused, so that they are left out.
+    """
+
+    policy: ClosingPolicy
+    refused: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestReport:
     """The values of the request that the headers of its response show.
@@ -192,6 +206,8 @@ class RequestReport:
         is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
         is_billed_later: the provider bills the call after this response, and no session sees that usage.
         overhead_s: seconds that the gateway needed before it sent the request.
+        is_closing: it is the closing call of its session.
+        cheaper_model: the model that serves it because little of a budget is left; None if it keeps its own.
     """
 
     session: SessionKey | None = None
@@ -201,6 +217,8 @@ class RequestReport:
     is_uncounted: bool = False
     is_billed_later: bool = False
     overhead_s: float = 0.0
+    is_closing: bool = False
+    cheaper_model: str | None = None
 
 
 NOTHING_TO_REPORT: Final = RequestReport()

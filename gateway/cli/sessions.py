@@ -401,6 +401,8 @@ def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "budget used", share(budget["used_fraction"], 1)
     if budget["resets_in_s"] is not None:
         yield "budget refills in", span(budget["resets_in_s"])
+    if budget["is_closed"]:
+        yield "closing call", "taken; further calls are refused until the budget is raised or refilled"
 
 
 def _row(row: Row) -> list[str]:

@@ -13,7 +13,8 @@ from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy, DowngradePolicy
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
 from gateway.core.providers import host_row, price_factor
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
@@ -49,6 +50,8 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         clamp=row.clamp_output,
         deferred=row.deferred == "forward",
         exhausted_status=row.exhausted_status,
+        downgrade=DowngradePolicy(row.downgrade.below, row.downgrade.model) if row.downgrade is not None else None,
+        closing=ClosingPolicy(row.closing.reserve, row.closing.message) if row.closing is not None else None,
         agents={name: limits_of(budget) for name, budget in row.agents.items()},
     )
 

@@ -57,6 +57,8 @@ class SessionState:
         tool_changes: system messages of the gateway that withdraw tools within a conversation.
         unread: how tool results were shown before the model read them, by name (`ConversationResults.names`), newest
             last.
+        cheaper_model: the model that serves its calls instead of their own, since little of the budget is left; None if
+            none has.
     """
 
     trim_decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -67,6 +69,11 @@ class SessionState:
     thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = field(default_factory=dict)
     tool_changes: tuple[ToolChange, ...] = ()
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
+    cheaper_model: str | None = None
+
+    def with_cheaper_model(self, model: str) -> SessionState:
+        """Return this state with the model that now serves calls instead of their own."""
+        return replace(self, cheaper_model=model)
 
     def with_steps(self, steps: Places) -> SessionState:
         """Return this state with these steps of its agents."""

@@ -70,6 +70,12 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-budget-limit-usd": "limit of the US dollar budget with the least remaining",
     "x-session-budget-remaining-usd": "remaining US dollars of that budget, with six decimals",
     "x-session-budget-warning": "the used share of the budget, if it is at least `budget.warn_at`",
+    "x-session-closing-call": (
+        "`true`: this is the last call that the session's budget allows; it calls no tools (`budget.closing`)"
+    ),
+    "x-session-budget-model": (
+        "the cheaper model that serves the call because little of a budget is left (`budget.downgrade`)"
+    ),
     "x-session-unmetered": "`true`: the call is billed after its response, and is not in the totals of any session",
     "x-token-usage": "usage of this call, if it is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
@@ -284,8 +290,7 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.request.context is not None:
         headers += _context_headers(reply.request.context)
-    if reply.allowance is not None:
-        headers += _allowance_headers(reply.allowance)
+    headers += _budget_headers(reply)
     headers += _uncounted_headers(reply)
     if reply.request.mode is not None:
         headers.append((b"x-response-mode", reply.request.mode.encode()))
@@ -295,6 +300,15 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
         headers += error_headers(reply.fault)
+    return headers
+
+
+def _budget_headers(reply: ClientResponse) -> Headers:
+    headers = _allowance_headers(reply.allowance) if reply.allowance is not None else []
+    if reply.request.is_closing:
+        headers.append((b"x-session-closing-call", b"true"))
+    if reply.request.cheaper_model is not None:
+        headers.append((b"x-session-budget-model", reply.request.cheaper_model.encode("ascii", "replace")))
     return headers
 
 

@@ -32,7 +32,7 @@ from gateway.core.ledger.arithmetic import (
     nano,
 )
 from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy, claim_of_session
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Calls, Ledger, Observer, Sessions, Store
 from gateway.core.record import CallRecord
@@ -359,7 +359,7 @@ async def rows_of(
 
 async def balances_of(store: Ledger, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
     """Return the balances of sessions, with limits from the configuration or set for a single session."""
-    return await store.balances([Claim(key.account, policy.session) for key in sessions])
+    return await store.balances([claim_of_session(policy, key) for key in sessions])
 
 
 def parse_limits(asked: Any) -> Mapping[Dimension, int | None] | None:

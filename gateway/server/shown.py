@@ -76,6 +76,8 @@ def session_budget_json(balance: Balance, *, has_modes: bool) -> dict[str, Any]:
             "remaining": balance.left("tokens"),
             "used_fraction": round(balance.used_fraction or 0.0, 4),
             "resets_in_s": round(balance.resets_s) if balance.resets_s is not None else None,
+            "kept_for_closing": balance.kept("tokens") or None,
+            "is_closed": bool(balance.closing),
         },
         "response_mode": mode_for(remaining_fraction([balance])) if has_modes else "raw",
     }

@@ -73,6 +73,7 @@ class _StoredState(msgspec.Struct, frozen=True, rename={"trim_decisions": "epoch
     thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = _EMPTY.thinking
     tool_changes: tuple[ToolChange, ...] = ()
     unread: Mapping[str, UnreadForm] = _EMPTY.unread
+    cheaper_model: str | None = None
 
 
 _FIELDS: Final = _StoredState.__struct_fields__

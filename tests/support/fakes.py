@@ -209,6 +209,7 @@ class World:
         upstream: FakeUpstream | None = None,
         routes: Routes = ROUTES,
         facts: Callable[[Route], ModelFacts] = lambda route: ModelFacts(price=PRICE if route.provider == "q" else None),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or UnavailableStore(), Recorder()
         self.settler = Settler(self.store)
@@ -229,7 +230,7 @@ class World:
         )
         #: seconds by which the worker's clock is ahead of the machine's clock
         self.ahead_s = 0.0
-        learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
+        self.learner = learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
         planner = Planner(
             Estimator(families(), lambda _: CharacterCounter(), CountCache()),
             lambda _: True,
@@ -257,6 +258,7 @@ class World:
             policy=policy or SessionPolicy(),
             totals_comment=lambda totals, *_: b": %d\n\n" % totals.total_tokens,
             new_id=lambda: f"id-{next(ids)}",
+            clock=clock,
             summary_s=summary_s,
             result_model=result_model,
             agents=agents,

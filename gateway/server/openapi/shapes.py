@@ -275,6 +275,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "remaining": integer("remaining tokens", null=True),
             "used_fraction": number("used share of the limit that is used most; above 1 if the limit was exceeded"),
             "resets_in_s": integer("seconds until the budget refills; null if it does not refill", null=True),
+            "kept_for_closing": integer("tokens that are kept for the closing call (`budget.closing`)", null=True),
+            "is_closed": boolean("true: the closing call was taken, so that further calls are refused"),
         },
     ),
     "BurnRate": record(

@@ -24,6 +24,8 @@
  * @property {number | null} remaining
  * @property {number} used_fraction
  * @property {number | null} resets_in_s
+ * @property {number | null} kept_for_closing
+ * @property {boolean} is_closed
  */
 
 /**

@@ -127,7 +127,8 @@ class PerSlotLedger:
 
     async def _undo(self, parts: Sequence[_Part], hold_id: str) -> None:
         for part in reversed(parts):
-            await self._link.call(self._scripts.call("lessen", (part.hold,), self._scripts.basic() | {"undo": True}))
+            arguments = self._scripts.basic() | {"undo": hold_id}
+            await self._link.call(self._scripts.call("lessen", (part.hold,), arguments))
         await self._forget(hold_id)
 
     async def _equalize(self, parts: Sequence[_Part], claims: Sequence[Claim]) -> Granted:
@@ -291,6 +292,7 @@ class PerSlotLedger:
     ) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
         arguments = self._scripts.basic() | {
+            "id": record.call_id,
             "lost": record.outcome if record.is_provisional else False,
             "spent": values.spent(record),
             "accounts": values.accounts_of(accounts, self._keys),

@@ -102,7 +102,9 @@ def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
     for claim in claims:
         window = claim.configured.window_s
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        encoded.append((keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits))
+        closing = (claim.closing_share, claim.is_closing) if claim.closing_share else ()
+        window_us = _NONE if window is None else micro(window)
+        encoded.append((keys.account(claim.key), claim.key.kind, window_us, *limits, *closing))
     return _pack((_amount(hold.fixed), _amount(hold.unit), encoded))
 
 
@@ -161,27 +163,28 @@ def kept_by_provider(record: CallRecord) -> dict[str, str | int]:
     return {"kept": kept, "most_kept": MAX_KEPT} if kept else {}
 
 
-def account(row: Sequence[int]) -> Account:
+def account(row: Sequence[Any]) -> Account:
     """Decode an account as `view` in prelude.lua returns it."""
     opened = None if row[6] == _NONE else _moment(row[6])
     decided: dict[Dimension, int | None] = {}
     for name, limit in zip(DIMENSIONS, row[7:10], strict=True):
         if limit >= _NONE:  # a smaller number means that no limit was set
             decided[name] = None if limit == _NONE else limit
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided, row[11])
+    closing = row[12].decode()
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided, row[11], closing)
 
 
 def _moment(micros: int) -> Moment:
     return Moment(micros / _MICRO, micros / _MICRO)
 
 
-def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Balance, ...]:
+def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[Any]]) -> tuple[Balance, ...]:
     """Return the balances of accounts at the time of the server's clock."""
     moment = _moment(now)
     return tuple(_balance_of(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
 
 
-def _balance_of(row: Sequence[int], claim: Claim, moment: Moment) -> Balance:
+def _balance_of(row: Sequence[Any], claim: Claim, moment: Moment) -> Balance:
     balance = ledger.balance_of(account(row), claim, moment)
     return replace(balance, is_absent=row[10] > 0, is_orphaned=row[10] > 1) if row[10] else balance
 

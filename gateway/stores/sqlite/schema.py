@@ -194,6 +194,10 @@ MIGRATIONS: Final = (
         cost_pico_usd INTEGER NOT NULL, PRIMARY KEY (namespace, id, agent)
     ) WITHOUT ROWID;
     """,
+    # The closing call of an account, see `ledger.closing_mark`. NULL if there was none.
+    """
+    ALTER TABLE accounts ADD COLUMN closing TEXT;
+    """,
     # Usage by hour and day, which is kept longer than sessions and calls, see `gateway.core.rollup`. The calls that the
     # file has are added by `_add_usage`. The newest calls of a namespace are found through its sessions.
     """
@@ -209,7 +213,7 @@ MIGRATIONS: Final = (
 )
 
 #: the first format with the table `usage`
-_WITH_USAGE: Final = 17
+_WITH_USAGE: Final = 18
 #: longest wait for another worker that migrates the file
 _MAX_WAIT_MS: Final = 60_000
 #: marks a file as the gateway's ("GATE")

@@ -342,12 +342,17 @@ function budgetBars(found) {
   if (!budget) return h("p", { class: "muted" }, "No budget: this session has no limit.");
   const held = budget.held ? `Running calls hold ${number(budget.held)} tokens. ` : "";
   const resets = budget.resets_in_s === null ? "" : `The budget refills in ${number(budget.resets_in_s)} s. `;
+  const closing = budget.is_closed
+    ? "Its closing call was taken: further calls are refused until the budget is raised or refilled. "
+    : budget.kept_for_closing
+      ? `${number(budget.kept_for_closing)} tokens are kept for its closing call. `
+      : "";
   const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
   const children = childrenOf(found);
   const shared = children
     ? `Child sessions used ${children.tokens ? `about ${number(children.tokens)} tokens` : "some"} of it, in ${many(children.calls, "call")}.`
     : "";
-  const notes = `${rateOf(found)}${held}${resets}${source}${shared}`;
+  const notes = `${rateOf(found)}${held}${resets}${closing}${source}${shared}`;
   return bars("Budget", budget, "", notes ? h("p", { class: "muted" }, notes) : null);
 }
 

@@ -24,9 +24,11 @@ local function less(one, two)
 end
 
 -- The fields of an account: used and held amounts (tokens, billionths of a USD, calls), start of its window, limits
--- that an operator set (false: none), and its budget period, which counts how often its usage was set to zero.
-local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
-local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
+-- that an operator set (false: none), its budget period, which counts how often its usage was set to zero, and the mark
+-- of its closing call as text, see `ledger.closing_mark`.
+local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e', 'c' }
+local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0, '' }
+local CLOSING = 12
 -- Returns the usage of a session by its totals. It is needed if the server has lost the account but not the totals, for
 -- example by an eviction, as the usage must not start from zero. Returns nil if the account is not of a session, or the
 -- session was never charged.
@@ -84,7 +86,9 @@ local function readable(name)
     for i, kept in ipairs(v) do
         local number = kept and tonumber(kept)
         is_absent = is_absent and not kept
-        if kept and (not number or number ~= number) then
+        if i == CLOSING then
+            number = kept
+        elseif kept and (not number or number ~= number) then
             return nil
         end
         v[i] = number or ABSENT[i]
@@ -101,6 +105,7 @@ local function readable(name)
         o = v[7],
         d = { v[8], v[9], v[10] },
         e = v[11],
+        c = v[CLOSING],
         missing = missing,
         was = v,
     }
@@ -122,12 +127,13 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
--- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. The second last value:
--- 0: the account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it. The
--- last value: its budget period.
+-- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. Then 0: the account exists;
+-- 1: it does not; 2: nor do the totals of its session, although the server has calls of it. The last two values: its
+-- budget period, and the mark of the closing call.
 local function view(a)
     local u, h, d = a.u, a.h, a.d
-    return { u[1], u[2], u[3], h[1], h[2], h[3], a.o, d[1] or -2, d[2] or -2, d[3] or -2, a.missing or 0, a.e }
+    local decided = { d[1] or -2, d[2] or -2, d[3] or -2 }
+    return { u[1], u[2], u[3], h[1], h[2], h[3], a.o, decided[1], decided[2], decided[3], a.missing or 0, a.e, a.c }
 end
 
 local function is_ending(name)
@@ -182,7 +188,7 @@ end
 
 -- Writes the changed fields of an account only: each field costs time here, on the disk and on replicas.
 local function save(name, a, kind, window)
-    local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e }
+    local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e, a.c }
     local news = { 'at', A.at }
     for i, value in ipairs(is) do
         if value ~= a.was[i] then
@@ -195,16 +201,49 @@ local function save(name, a, kind, window)
     expire(name, kind, window)
 end
 
--- Returns a limit in force. A claim is, as in ARGV[3]: account, kind, window, configured limits, declared limits.
+-- Returns a limit without the one that the call declares. A claim is, as in ARGV[3]: account, kind, window, configured
+-- limits, declared limits, share kept for the closing call, true if this is the closing call. Holds of older versions
+-- have neither of the last two.
+local function granted_limit(a, claim, i)
+    return a.d[i] or claim[3 + i]
+end
+
+-- Returns a limit in force.
 local function limit(a, claim, i)
-    local granted, declared = claim[3 + i], claim[6 + i]
-    if a.d[i] then
-        granted = a.d[i]
-    end
+    local granted, declared = granted_limit(a, claim, i), claim[6 + i]
     if granted == NONE or declared == NONE then
         return math.max(granted, declared)
     end
     return math.min(granted, declared)
+end
+
+-- Returns how much of a limit this call may not use, as it is kept for the closing call.
+local function kept_free(claim, limited)
+    local share = claim[10] or 0
+    return (share > 0 and not claim[11]) and math.ceil(limited * share) or 0
+end
+
+-- Returns the text that an account keeps of its closing call, see `ledger.closing_mark`. `limit_of`: the limits.
+local function closing_mark(a, claim, id, limit_of)
+    local mark = id
+    for i = 1, 3 do
+        mark = mark .. ' ' .. string.format('%.0f', limit_of(a, claim, i))
+    end
+    return mark
+end
+
+local function closing_call(a)
+    return string.match(a.c, '^[^ ]*')
+end
+
+-- Returns true if the closing call was made under the limits in force, with or without those that the call declares, and
+-- is another call than this one.
+local function is_closed(a, claim, id)
+    local call = closing_call(a)
+    if (claim[10] or 0) == 0 or a.c == '' or call == id then
+        return false
+    end
+    return a.c == closing_mark(a, claim, call, granted_limit) or a.c == closing_mark(a, claim, call, limit)
 end
 
 -- Starts a new window if the last one has ended, and returns the account.
@@ -214,7 +253,7 @@ local function current(a, claim, at)
         if a.o == NONE then
             a.o = at
         elseif at - a.o >= window then
-            a.u, a.o, a.e = { 0, 0, 0 }, at, a.e + 1
+            a.u, a.o, a.e, a.c = { 0, 0, 0 }, at, a.e + 1, ''
         end
     end
     return a
@@ -225,7 +264,8 @@ local function room(a, claim, fixed, unit, most)
     for i = 1, 3 do
         local limited = limit(a, claim, i)
         if limited ~= NONE and unit[i] > 0 then
-            local left = math.max(0, math.max(0, limited - a.u[i] - a.h[i]) - fixed[i])
+            local left = math.max(0, limited - a.u[i] - a.h[i] - kept_free(claim, limited))
+            left = math.max(0, left - fixed[i])
             most = math.min(most, (left - math.fmod(left, unit[i])) / unit[i])
         end
     end
@@ -288,13 +328,17 @@ local function end_hold(hold, charged)
     return held
 end
 
--- Gives the hold on an account back, once, if there is one.
+-- Gives the hold on an account back, once, if there is one. A closing call that cost nothing can be made again.
 local function give_back(held, name, a)
     if held.accounts[name] then
         held.accounts[name] = nil
         for i = 1, 3 do
             a.h[i] = less(a.h[i], held.amount[i])
         end
+    end
+    local spent = A.spent
+    if a.c ~= '' and spent and spent[1] + spent[2] + spent[3] == 0 and closing_call(a) == A.id then
+        a.c = ''
     end
 end
 
@@ -384,6 +428,7 @@ local function clear(name)
     end
     redis.call('HSET', name, 'u1', 0, 'u2', 0, 'u3', 0)
     redis.call('HINCRBY', name, 'e', 1)
+    redis.call('HDEL', name, 'c')
     return true
 end
 
