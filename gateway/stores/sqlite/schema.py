@@ -213,7 +213,7 @@ MIGRATIONS: Final = (
 )
 
 #: the first format with the table `usage`
-_WITH_USAGE: Final = 18
+_WITH_USAGE: Final = 1 + next(number for number, script in enumerate(MIGRATIONS) if "CREATE TABLE usage" in script)
 #: longest wait for another worker that migrates the file
 _MAX_WAIT_MS: Final = 60_000
 #: marks a file as the gateway's ("GATE")
