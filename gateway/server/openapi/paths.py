@@ -50,6 +50,8 @@ _JSON_HEADERS: Final = ("-token-usage",)
 #: the largest number of tokens that a request may name
 _MOST_TOKENS: Final = 10**15 - 1
 _TIME: Final = {"type": "string", "examples": ["2026-11-28", "2026-11-28T13:00:00Z"]}
+#: each label is a query parameter of its own
+_LABELS: Final = {"type": "object", "properties": {name: {"type": "string"} for name in LABELS}}
 _BUDGET: Final = {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}
 _NAME: Final = {"type": "string", "pattern": ID_PATTERN}
 #: Schemas of headers with restricted values. Upper case words and leading zeros are accepted too.
@@ -320,7 +322,11 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                 _parameter("to", "query", "End: the last hour or day, which is included; default now.", _TIME),
                 _parameter("bucket", "query", "One line for each of these.", {"enum": list(BUCKETS), "default": "day"}),
                 _parameter("format", "query", "Format of the response.", {"enum": list(FORMATS), "default": "json"}),
-                *(_parameter(name, "query", f"Only calls with this {name}.", {"type": "string"}) for name in LABELS),
+                {
+                    **_parameter("labels", "query", "Values of labels, such as `tag=nightly`.", _LABELS),
+                    "style": "form",
+                    "explode": True,
+                },
             ),
         )
     },

@@ -400,7 +400,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "usage with the same values of the labels in `group_by`, which are fields as well",
         {
             "start": text("begin of the hour or day; absent for the whole time"),
-            **{name: text(f"the {name}; empty if the calls have none") for name in LABELS},
+            **{name: text() for name in LABELS},
             **{name: integer() for name in COUNTS},
             "cost_usd": text("known costs, rounded to six decimals"),
         },
