@@ -24,6 +24,7 @@ from gateway.core.context_budget import SummaryModel
 from gateway.core.http.headers import ProviderAddress, secrets_of
 from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.runaway import RunawayPolicy
 from gateway.core.steps import Agent
 from gateway.core.thinking_origin import ThinkingRules
 from gateway.core.times import Clocks
@@ -33,6 +34,7 @@ from gateway.pipeline.downgrade import Downgrades
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
 from gateway.steps.enforcement import Steps
+from gateway.steps.runaway import RunawayGuard
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
@@ -60,6 +62,7 @@ def assemble(
     result_model: SummaryModel | None = None,
     agents: Mapping[str, Agent] | None = None,
     thinking: ThinkingRules | None = None,
+    runaway: RunawayPolicy | None = None,
 ) -> Gateway:
     """Return the pipeline of one configuration.
 
@@ -84,6 +87,7 @@ def assemble(
         result_model: the model that summarizes tool results; None for extracts only.
         agents: the steps of each agent, by name.
         thinking: which models read whose thinking.
+        runaway: when agents that run away are warned and stopped; None for never.
     """
 
     def handle(incoming: Incoming) -> Exchange:
@@ -99,6 +103,9 @@ def assemble(
         observers=observers,
         clocks=clocks,
     )
+    guard = None
+    if runaway is not None and runaway.least_messages is not None:
+        guard = RunawayGuard(runaway, store=store, planner=planner, observers=observers, clocks=clocks)
     records = RecordBuilder(
         facts,
         clock,
@@ -167,6 +174,7 @@ def assemble(
         planner=planner,
         policy=policy,
         steps=steps,
+        runaway=guard,
         background=background,
         background_settlement=background_settlement,
         thinking=origins,

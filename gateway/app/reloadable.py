@@ -27,6 +27,7 @@ from gateway.config.policies import (
     provider_of,
     result_model,
     routes_of,
+    runaway_policy,
 )
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
@@ -126,6 +127,7 @@ class Lasting:
             new_id=self.new_id,
             result_model=result_model(settings, self.catalog.facts),
             agents=agents_of(settings),
+            runaway=runaway_policy(settings),
             thinking=self.estimator.families.thinking,
         )
 

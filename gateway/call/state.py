@@ -37,6 +37,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
+from gateway.core.runaway import Finding
 from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
@@ -146,8 +147,9 @@ class StepsState:
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
         refused_changes: the route whose model refused a system message that removes tools; None if none did.
-        contents: the messages of the call, if a condition needs them; None if they are to be read for the plan.
+        contents: the messages of the call, if they were read for a rule; None if they are to be read for the plan.
         counts: the token counts of `contents`, if a condition needs them.
+        warnings: what runaway protection found. Written by `steps.runaway`.
     """
 
     active: ActiveStep | None = None
@@ -156,6 +158,7 @@ class StepsState:
     refused_changes: Route | None = None
     contents: Contents | None = None
     counts: RequestCounts | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 class UnreadExtracts(NamedTuple):

@@ -22,6 +22,7 @@ from gateway.core.modes import ResponseMode, original_of
 from gateway.core.modes.summary import MAX_SUMMARIES, SummaryLimits
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.runaway import Finding
 from gateway.core.steps import Agent, ConditionFacts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
@@ -208,6 +209,7 @@ class RequestReport:
         overhead_s: seconds that the gateway needed before it sent the request.
         is_closing: it is the closing call of its session.
         cheaper_model: the model that serves it because little of a budget is left; None if it keeps its own.
+        warnings: what runaway protection found.
     """
 
     session: SessionKey | None = None
@@ -219,6 +221,7 @@ class RequestReport:
     overhead_s: float = 0.0
     is_closing: bool = False
     cheaper_model: str | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 NOTHING_TO_REPORT: Final = RequestReport()

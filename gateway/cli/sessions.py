@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -58,6 +59,8 @@ _AGENTS_FIRST_TO_GO = ("tools", "parent", "step", "with children")
 _AGENT_TOOLS = 3
 #: newest sessions that are searched for a name similar to an unknown one
 _SEARCHED = 1_000
+#: fields without a value that are printed as "none"; others are unknown
+_MAY_BE_NONE = ("budget", "active_step", "last_stop")
 #: fields of a session that are not printed as single lines: most of them have a table
 _IN_TABLES = (
     "recent_tools",
@@ -218,6 +221,23 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 
 
 @app.command(cls=Command)
+def resume(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Allow a session's calls again that runaway protection refuses."""
+    from gateway.server.sessions import resume_session
+
+    key, settings = _key(session), load(config).settings
+
+    async def change(opened: Store) -> dict[str, Any] | None:
+        is_known = await resume_session(opened, key, time.time())
+        return await _changed(opened, key, settings) if is_known else None
+
+    now = with_store(config, store, change)
+    if now is None:
+        _no_session(session, config, store)
+    _print_change(now, f"resumed {session}", as_json=as_json)
+
+
+@app.command(cls=Command)
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Delete a session and its call records."""
     from gateway.server.auth import Access
@@ -371,7 +391,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "cost_usd":
             yield name, cost(value)
         else:
-            yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
+            yield name, ("none" if name in _MAY_BE_NONE else "?") if value is None else str(value)
     for parent in found["parents"]:
         yield f"parent {parent['id']}", _budget_text(parent["budget"])
     if found["declared_budget"] is not None:

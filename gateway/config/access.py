@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from gateway.config.section import Section, duration
+from gateway.config.section import Positive, Section, duration
 from gateway.core.calling_agent import MAIN
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
@@ -219,6 +219,11 @@ class Budget(KeyBudget):
         ge=5,
         le=3600,
         description="A hold that is not renewed for this many seconds is settled with the usage last reported for it.",
+    )
+    seconds: Positive | None = Field(
+        None,
+        description="Longest time in seconds that a session may work without a new user message. Later calls are "
+        "refused (400 session_stopped). null: unlimited.",
     )
 
     @field_validator("agents")

@@ -18,7 +18,7 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _OURS: Final = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding", "user-agent"})
 _DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
-EventName = Literal["on_usage", "on_finish", "on_step", "on_budget"]
+EventName = Literal["on_usage", "on_finish", "on_step", "on_budget", "on_runaway"]
 BodyFormat = Literal["event", "slack", "text"]
 _MOST_THRESHOLDS: Final = 10
 _MAX_PERCENT: Final = 100
@@ -32,7 +32,8 @@ class Webhook(Section):
         ("on_finish",),
         min_length=1,
         description="on_finish: a call ended; on_usage: it was charged; on_step: a session changed its step or "
-        "advanced in it; on_budget: a budget reached one of budget_thresholds.",
+        "advanced in it; on_budget: a budget reached one of budget_thresholds; "
+        "on_runaway: an agent reached a limit of runaway protection.",
     )
     format: BodyFormat = Field(
         "event",
@@ -87,7 +88,7 @@ class Callbacks(Section):
         (),
         max_length=16,
         description="Your own Python classes, as package.module.Class. The gateway calls their methods on_usage, "
-        "on_finish, on_step and on_budget. Each worker has its own object.",
+        "on_finish, on_step, on_budget and on_runaway. Each worker has its own object.",
     )
     budget_thresholds: tuple[int, ...] = Field(
         DEFAULT_THRESHOLDS,

@@ -12,6 +12,7 @@ from gateway.config.callbacks import Callbacks
 from gateway.config.history import CallSettings, UsageSettings
 from gateway.config.models import Model
 from gateway.config.providers import Provider
+from gateway.config.runaway import Runaway
 from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
 from gateway.config.sinks import Sink
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
@@ -296,6 +297,9 @@ class Settings(Section):
     context: Context = Field(Context(), description="How requests are trimmed to their context budget.")
     sessions: SessionSettings = Field(SessionSettings(), description="How calls are grouped into sessions.")
     budget: Budget = Field(Budget(), description="The budget of each session.")
+    runaway: Runaway = Field(
+        Runaway(), description="Agents that repeat themselves: when to warn, and when to refuse calls."
+    )
     steps: tuple[StepRow, ...] = Field(
         (), description="Steps of calls without an agent: which tools may be called when. See docs/concepts/steps.md."
     )

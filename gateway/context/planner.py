@@ -408,8 +408,9 @@ class Planner:
             at_provider = references_in(contents.wire, contents.rest, fresh[:last])
             at_provider |= start.server_references if start is not None else frozenset()
             prefix = CachedPrefix(
-                contents.text_before_last, contents.bounds, known + keys[:last], kind, before, at_provider
-            )
+                contents.text_before_last, contents.bounds, known + keys[:last], kind, before, at_provider,
+                contents.rounds or (start.rounds if start is not None else None),
+            )  # fmt: skip
             self.prefixes.keep(contents.wire, prefix, instead_of=start)
         return estimator.sums(overhead, fresh[last:], keys[last:], before), known + keys
 

@@ -19,6 +19,7 @@ from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.rollup import UsageQuery, UsageRow
+from gateway.core.runaway import RunawayAlert
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import (
@@ -428,7 +429,7 @@ class Upstream(Protocol):
 class Observer(Protocol):
     """Receive calls and steps. An observer changes nothing and must not block.
 
-    `refused` and `stepped` do nothing by default, for observers that inherit from this class.
+    `refused`, `stepped` and `warned` do nothing by default, for observers that inherit from this class.
     """
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
@@ -451,3 +452,7 @@ class Observer(Protocol):
     def stepped(self, change: StepChange) -> None:
         """Receive a step change after it was kept."""
         del change
+
+    def warned(self, alert: RunawayAlert) -> None:
+        """Receive what runaway protection found, when a threshold is reached or a session is stopped."""
+        del alert

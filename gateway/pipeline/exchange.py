@@ -70,6 +70,7 @@ from gateway.pipeline.downgrade import REFUSED_BY_MODEL, Downgrades, with_fallba
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
 from gateway.steps.enforcement import Steps
+from gateway.steps.runaway import RunawayGuard
 from gateway.stores.availability import Availability
 from gateway.upstream.body import AlreadyRead, without_compression_headers
 
@@ -95,6 +96,7 @@ class Gateway:
         planner: counts and trims.
         policy: how sessions are named and counted.
         steps: which tools may be called now.
+        runaway: warns and stops agents that run away; None if no limit is set.
         background: finds calls by the ids of their responses.
         background_settlement: settles a call when its response is fetched later.
         thinking: remembers which model created which thinking.
@@ -116,6 +118,7 @@ class Gateway:
     planner: Planner
     policy: SessionPolicy
     steps: Steps
+    runaway: RunawayGuard | None
     background: BackgroundIndex
     background_settlement: BackgroundSettlement
     thinking: ThinkingOrigins
@@ -231,6 +234,8 @@ class Exchange:
         state, gateway = self._state, self._gateway
         state.context.remembered = await gateway.accounts.open(state)
         await gateway.steps.begin(state, call)
+        if gateway.runaway is not None:
+            await gateway.runaway.check(state, call)
         step = state.steps.step
         if step is not None and step.model is not None:
             self._route_to_step_model(step, call)

@@ -375,6 +375,7 @@ class ResponseRelay:
             overhead_s=(sent_at if sent_at is not None else self._clock()) - state.incoming.started,
             is_closing=state.budget.closing is not None and state.response.fault is None,
             cheaper_model=state.routing.route.model if state.routing.route in state.routing.cheaper else None,
+            warnings=state.steps.warnings,
         )
         return ClientResponse(
             status,

@@ -106,6 +106,9 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-step": "the active step",
     "x-session-sequence-index": "index of the sequence entry that is due, from 0",
     "x-session-step-warning": "tools in the response that are not due or not allowed",
+    "x-session-warning": (
+        "signs of a runaway agent, with their numbers: `loop=4,no_progress=9,rounds=250,seconds=3000,step_seconds=600`"
+    ),
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
@@ -294,8 +297,7 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
     headers += _uncounted_headers(reply)
     if reply.request.mode is not None:
         headers.append((b"x-response-mode", reply.request.mode.encode()))
-    if reply.active_step is not None:
-        headers += _step_headers(reply.active_step)
+    headers += _agent_headers(reply)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
@@ -309,6 +311,14 @@ def _budget_headers(reply: ClientResponse) -> Headers:
         headers.append((b"x-session-closing-call", b"true"))
     if reply.request.cheaper_model is not None:
         headers.append((b"x-session-budget-model", reply.request.cheaper_model.encode("ascii", "replace")))
+    return headers
+
+
+def _agent_headers(reply: ClientResponse) -> Headers:
+    headers = _step_headers(reply.active_step) if reply.active_step is not None else []
+    if reply.request.warnings:
+        text = ",".join([f"{found.kind}={found.number}" for found in reply.request.warnings])
+        headers.append((b"x-session-warning", text.encode()))
     return headers
 
 

@@ -22,6 +22,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ledger.thresholds import BudgetAlert
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord
+from gateway.core.runaway import RunawayAlert, finding_json
 from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
@@ -34,7 +35,7 @@ logger = logging.getLogger("gateway")
 #: errors of the user's code that are caught; code that calls `sys.exit` must not stop the gateway
 _USER_ERRORS: Final = (Exception, SystemExit)
 
-EVENTS: Final = ("on_usage", "on_finish", "on_step", "on_budget")
+EVENTS: Final = ("on_usage", "on_finish", "on_step", "on_budget", "on_runaway")
 #: seconds to wait for webhooks when the gateway stops
 _MAX_WAIT_S: Final = 3.0
 #: fields of a call that its usage event also contains
@@ -95,6 +96,20 @@ class CallbackObserver(Observer):
         if "on_step" in self._wanted:
             unique = call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311  # no secret
             self._send("on_step", f"step_{unique}", self._step(change))
+
+    def warned(self, alert: RunawayAlert) -> None:
+        """Send the event of a warning or a refusal of runaway protection."""
+        if "on_runaway" in self._wanted:
+            self._send("on_runaway", f"runaway_{alert.found.kind}_{alert.call_id}", self._runaway(alert))
+
+    def _runaway(self, alert: RunawayAlert) -> Event:
+        return {
+            "session": self._shapes.session(alert.session) if alert.session is not None else None,
+            "call_id": alert.call_id,
+            **finding_json(alert.found),
+            "text": alert.found.text,
+            "at": time_text(alert.at),
+        }
 
     def _step(self, change: StepChange) -> Event:
         return {

@@ -25,6 +25,8 @@ CONTENT_TYPES: Final[Mapping[BodyFormat, bytes]] = {
 #: Clients choose some names. A line break could add a header to a mail.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _MAX_NAME: Final = 200
+#: characters of what runaway protection found, with the names of tools
+_MAX_TEXT: Final = 600
 _UNITS: Final = {"tokens": "tokens", "nano_usd": "usd", "calls": "calls"}
 
 
@@ -98,6 +100,12 @@ def _step_line(event: Event) -> str:
     return f"{_session(event).capitalize()} moved from step {before} to {after} (index {event['index']})."
 
 
+def _runaway_line(event: Event) -> str:
+    action = "is stopped" if event["action"] == "refuse" else "has a warning"
+    text = _CONTROL.sub(" ", event["text"])[:_MAX_TEXT]
+    return f"{_session(event).capitalize()} {action}: {text} ({event['setting']}: {event['limit']:,})."
+
+
 def _session(event: Event) -> str:
     return f"session {_safe(event['session'])}" if event["session"] is not None else "no session"
 
@@ -116,4 +124,5 @@ _LINES: Final[Mapping[str, Callable[[Event], str]]] = {
     "on_finish": _finish_line,
     "on_step": _step_line,
     "on_budget": _budget_line,
+    "on_runaway": _runaway_line,
 }

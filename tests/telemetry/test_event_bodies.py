@@ -132,6 +132,17 @@ CALL: Event = {
             "A call of session alice/s used 908 tokens of openai/gpt-5.1.\n",
         ),
         (
+            "on_runaway",
+            {
+                "session": "a/s",
+                "action": "warn",
+                "text": "the same call (read\nit) was repeated",
+                "setting": "runaway.loop.warn",
+                "limit": 4,
+            },
+            "Session a/s has a warning: the same call (read it) was repeated (runaway.loop.warn: 4).\n",
+        ),
+        (
             "on_step",
             {"session": "alice/s", "step_before": None, "step": "review", "index": 1},
             "Session alice/s moved from step none to review (index 1).\n",

@@ -21,6 +21,7 @@ from gateway.core.counting.context import ToolResultTokens
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.runaway import Finding, RunawayAlert
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MAX_AGENT_TYPES, MAX_MODELS, MAX_TOOLS, Metrics, WorkerState
 from tests.support.gateways import ROOT
@@ -394,6 +395,7 @@ def everything() -> Samples:
         metrics.record(call, None)
     metrics.update_gauges(WELL)
     metrics.count_webhook_event("sent")
+    metrics.warned(RunawayAlert(None, "1", Finding("loop", "warn", 4, 4), 0.0))
     return read(metrics.text())
 
 

@@ -277,6 +277,15 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             security=_ADMIN,
         )
     },
+    "/api/sessions/{id}/resume": {
+        "post": _json_operation(
+            "resumeSession",
+            "Allow the calls of a session again that runaway protection refuses.",
+            "ChangedSession",
+            parameters=("session",),
+            security=_ADMIN,
+        )
+    },
     "/api/calls": {
         "get": _json_operation(
             "listCalls", "List the newest call records of all sessions.", "CallPage", parameters=("limit",)

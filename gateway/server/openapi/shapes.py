@@ -11,6 +11,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
 from gateway.core.rollup import COUNTS, LABELS
+from gateway.core.runaway import KINDS
 from gateway.core.thinking_origin import Reason
 from gateway.core.trimming import overflow
 from gateway.core.usage import UsageSource
@@ -99,6 +100,11 @@ _USAGE_FIELDS: Final = {
 _STEP_FIELDS: Final = {
     "active_step": text("active step of the agent whose step state changed last", null=True),
     "steps": mapping(reference("Place"), "step state of each agent of `agents:`, by its name; `default`: of `steps:`"),
+    "last_stop": text(
+        "limit of runaway protection for which calls were refused last; null if none was, or since it was resumed",
+        null=True,
+        one_of=KINDS,
+    ),
 }
 _BUDGET_FIELDS: Final = {
     "budget": nullable(reference("Budget")),
@@ -328,8 +334,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "ChangedSession": record(
-        "a session after a change; without a charged call only `id`, `budget`, `response_mode`, `active_step` and "
-        "`steps`",
+        "a session after a change; without a charged call only `id`, `budget`, `response_mode`, `active_step`, "
+        "`steps` and `last_stop`",
         {**_SESSION_FIELDS, **_STEP_FIELDS},
         optional=[name for name in _SESSION_FIELDS if name not in ("id", *_BUDGET_FIELDS)],
     ),

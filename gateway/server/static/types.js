@@ -75,6 +75,7 @@
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
  * @property {Record<string, Step>} [steps] by agent of the configuration
+ * @property {string | null} [last_stop] limit of runaway protection for which calls were refused last
  * @property {Agent[]} [agents] the main agent first; empty without subagents
  */
 

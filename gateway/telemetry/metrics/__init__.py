@@ -23,6 +23,7 @@ from gateway.core.calling_agent import MAIN, CallingAgent
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.runaway import RunawayAlert
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, render
@@ -290,6 +291,11 @@ class Metrics(Observer):
     def refused(self, call: CallRecord) -> None:
         """Count a request that was refused before it became a call."""
         self.record(call, None)
+
+    def warned(self, alert: RunawayAlert) -> None:
+        """Count a warning of runaway protection. Refusals are counted by their error code."""
+        if alert.found.action == "warn":
+            self._add("gateway_runaway_warnings_total", "kind", alert.found.kind)
 
     def _upstream_histogram(self, provider: str) -> _Histogram:
         histogram = self._upstream.get(provider)

@@ -27,7 +27,6 @@ from gateway.core.ledger.charging import (
 from gateway.core.ledger.output_limit import (
     DEFAULT_OUTPUT,
     STREAM_STEP,
-    USEFUL,
     CallNeed,
     LimitToSend,
     OutputAsked,
@@ -192,7 +191,7 @@ def test_a_closing_call_holds_all_that_is_left_and_is_lowered_to_it() -> None:
     assert hold(CallNeed(0, is_last=True), left).most == DEFAULT_OUTPUT
     assert hold(CallNeed(0, is_last=True, model_output=30_000), left).most == 30_000
     assert hold(CallNeed(0, is_last=True, model_output=30_000, room=700), left).most == 700
-    assert hold(CallNeed(0, is_last=True, output=90_000), left, clamp=False).least == USEFUL
+    assert hold(CallNeed(0, is_last=True, output=90_000), left, clamp=False).least == 10_000
 
 
 def usual(tokens: int, *, grows: bool = True) -> CallNeed:

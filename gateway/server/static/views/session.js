@@ -9,7 +9,7 @@ import { ago, clock, compact, exact, many, number, percent, span, usd } from "..
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { agentsOf } from "./agents.js";
-import { changeBudget, resetSession } from "./budget.js";
+import { changeBudget, resetSession, resumeSession } from "./budget.js";
 import { detail } from "./call.js";
 import { callColumns, isFailed, isRefused } from "./calls.js";
 import { Charts, childrenOf, inRow } from "./charts.js";
@@ -106,6 +106,7 @@ class SessionView {
       { class: "buttons" },
       h("button", { type: "button", onclick: () => changeBudget(this.found, done) }, "Change budget"),
       h("button", { type: "button", onclick: () => resetSession(this.found, done) }, "Reset"),
+      h("button", { type: "button", onclick: () => resumeSession(this.found, done) }, "Resume"),
     );
   }
 
@@ -299,6 +300,7 @@ class SessionView {
         found.response_mode.replace("_", " "),
         found.active_step ? ["step ", found.active_step] : null,
       ),
+      found.last_stop ? tile("Last stop", found.last_stop.replace("_", " "), "calls were refused") : null,
       began(found.created_at),
     );
     const agents = agentsOf(found.agents ?? [], (agent) => this.address({ agent, call: null }));
