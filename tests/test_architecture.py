@@ -82,6 +82,10 @@ HOMES = {
 IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 #: module without a test file of the same name -> the test that covers it, with the reason
 TESTED_ELSEWHERE = {
+    "core.rollup": "stores/test_rollups.py",  # what stores add up
+    "core.retention": "stores/test_rollups.py",
+    "stores.sqlite.usage": "stores/test_rollups.py",
+    "config.history": "stores/test_rollups.py",
     "counters.chunks": "counters/test_tiktoken.py",  # long texts
     "": "library/test_import.py",  # its names are imported late
     "core.views": "core/views/test_view.py",  # the table of formats

@@ -55,6 +55,7 @@ from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.server.usage import UsageApi
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -67,6 +68,7 @@ from gateway.telemetry.budget_alerts import BudgetAlerts, Leadership
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
 from gateway.telemetry.otel import Otel
+from gateway.telemetry.sinks import CallSink
 
 logger = logging.getLogger("gateway")
 
@@ -213,6 +215,7 @@ class Worker:
         self._store_url = settings.store.shown_url
         self.api = OwnApi(
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            UsageApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
             EventsApi(store, lambda: self._parts.rules),
@@ -222,7 +225,8 @@ class Worker:
         self._started_at = time.time()
         settler.start()
         leases.start()
-        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh())
+        sinks = [CallSink(store, sink.path, _SHAPES.call, sink.keep_s).run() for sink in settings.sinks]
+        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh(), *sinks)
         self._chores = {asyncio.create_task(chore) for chore in chores}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):

@@ -85,6 +85,13 @@ def session_id_in_body(call: Call) -> str | None:
     return identity.from_body({name: decode(fields[name]) for name in identity.BODY_FIELDS if name in fields})
 
 
+def tag_in_body(call: Call) -> str | None:
+    """Return the tag that `metadata.tag` of the body names, or None."""
+    metadata = decode(call.fields["metadata"]) if "metadata" in call.fields else None
+    tag = metadata.get("tag") if isinstance(metadata, dict) else None
+    return tag if identity.is_tag(tag) else None
+
+
 def calling_agent_of(incoming: Incoming, call: Call, *, is_compaction: bool = False) -> CallingAgent | None:
     """Return the agent of the session that makes a call, or None if the client says nothing about agents.
 

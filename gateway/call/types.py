@@ -93,6 +93,7 @@ class Directives:
         mode: the response mode of tool results; the budget may require a shorter one.
         parent: the session that this session works for.
         agent: the agent whose steps apply.
+        tag: a name by which the usage of the call is added up.
     """
 
     context: ContextOptions = NO_OPTIONS
@@ -100,6 +101,7 @@ class Directives:
     mode: ResponseMode = "raw"
     parent: str | None = None
     agent: str | None = None
+    tag: str | None = None
 
 
 NO_DIRECTIVES: Final = Directives()

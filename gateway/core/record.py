@@ -257,6 +257,8 @@ class CallRecord:
         answer: the name by which a later call that continues this response finds it, see `response_digest`; None if
             none can.
         unread_thinking: thinking blocks of the request that the called model or account cannot read.
+        labels: further names by which usage is added up, see `gateway.core.rollup.LABELS`; `key` for a call without a
+            session.
         lesson: what to learn (see `Lessons.learn`) before the call is settled: a key, and the value to keep under it
             unless the kept value already names this call. None in a store.
         agent: the agent of the session that made it; None if the client says nothing about agents, and in records of
@@ -298,6 +300,7 @@ class CallRecord:
     error: CallError | None = None
     declared: Limits | None = None
     agent: CallingAgent | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def last_turn(self) -> LastTurn | None:

@@ -24,9 +24,10 @@ from gateway.core.http.gateway_headers import (
     PARENT,
     REQUEST_ID,
     RESPONSE_MODE,
+    TAG,
 )
 from gateway.core.http.headers import Headers, header
-from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.identity import ID_FORM, LONGEST_TAG, is_tag, is_valid
 from gateway.core.ledger.arithmetic import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.modes import MODES, ResponseMode, stricter
@@ -154,6 +155,7 @@ def directives(headers: Headers) -> Directives:
         _response_mode(headers),
         _name(headers, PARENT, "a session id"),
         _name(headers, AGENT, "the name of an agent"),
+        _tag(headers),
     )
 
 
@@ -240,6 +242,18 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
                 raise _invalid(wanted, f"{what}: {ID_FORM}")
             return text
     return None
+
+
+def _tag(headers: Headers) -> str | None:
+    """Return the tag of a request, or None.
+
+    Raises:
+        InvalidRequest: the tag is not valid.
+    """
+    tag = _name(headers, TAG, "a tag")
+    if tag is not None and not is_tag(tag):
+        raise _invalid(TAG, f"a tag of at most {LONGEST_TAG} characters, not {len(tag)}")
+    return tag
 
 
 def _invalid(header: bytes, what: str) -> InvalidRequest:

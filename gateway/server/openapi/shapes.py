@@ -10,6 +10,7 @@ from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
+from gateway.core.rollup import COUNTS, LABELS
 from gateway.core.runaway import KINDS
 from gateway.core.thinking_origin import Reason
 from gateway.core.trimming import overflow
@@ -202,6 +203,7 @@ _CALL_FIELDS: Final = {
     "request_bytes": integer(),
     "response_bytes": integer(),
     "notes": mapping(text(), "further remarks, by name"),
+    "labels": mapping(text(), "further names by which usage is added up, such as `tag`"),
     "unread_thinking": array(
         record(
             "thinking blocks of the request that the provider drops without an error",
@@ -397,6 +399,27 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "a page of calls, newest first",
         {"calls": array(reference("Call")), "cursor": text("cursor of the next page", null=True)},
         optional=("cursor",),
+    ),
+    "UsageReport": record(
+        "usage by labels; the lines in the order of time and falling costs",
+        {
+            "from": text("begin of the first hour or day"),
+            "to": text("end of the last hour or day"),
+            "bucket": text(one_of=("hour", "day", "total")),
+            "group_by": array(text()),
+            "usage": array(reference("UsageLine")),
+            "total": reference("UsageLine"),
+        },
+    ),
+    "UsageLine": record(
+        "usage with the same values of the labels in `group_by`, which are fields as well",
+        {
+            "start": text("begin of the hour or day; absent for the whole time"),
+            **{name: text() for name in LABELS},
+            **{name: integer() for name in COUNTS},
+            "cost_usd": text("known costs, rounded to six decimals"),
+        },
+        optional=("start", *LABELS),
     ),
     "CallEvent": record(
         "the data of an event `call`: a settled call",
