@@ -78,6 +78,6 @@ def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> 
     state, key = json.loads(states.written(SessionState())), json.loads(msgspec.json.encode(StoredKey("n", b"d", 1.0)))
     assert [*state] == [
         "epochs", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
-        "cheaper_model",
+        "cheaper_model", "works",
     ]  # fmt: skip
     assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm"]
