@@ -33,6 +33,7 @@ from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.downgrade import Downgrades
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
+from gateway.pipeline.token_counts import TokenCounts
 from gateway.steps.enforcement import Steps
 from gateway.steps.runaway import RunawayGuard
 from gateway.stores.fallback import FallbackStore
@@ -170,6 +171,7 @@ def assemble(
     gateway = Gateway(
         routes=routes,
         providers=providers,
+        facts=facts,
         availability=store.availability,
         planner=planner,
         policy=policy,
@@ -182,6 +184,7 @@ def assemble(
         settlement=settlement,
         composer=composer,
         compactions=compactions,
+        token_counts=TokenCounts(planner, providers, facts, clock),
         dispatcher=dispatcher,
         relay=ResponseRelay(
             accounts, background_settlement, settlement, clock, totals_comment=comment, secrets=secrets

@@ -61,10 +61,10 @@ def open_store(settings: config.Settings) -> Store:
                 "'redis[hiredis]'"
             ) from None
 
-        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
+        return RedisStore(settings.store.url, timeout_s=timeout_s, retention=settings.retention)
     if path is None:
-        return MemoryStore()
-    return SqliteStore(path, timeout_s=timeout_s)
+        return MemoryStore(retention=settings.retention)
+    return SqliteStore(path, timeout_s=timeout_s, retention=settings.retention)
 
 
 def open_families(counters: Counters, settings: config.Settings) -> TokenizerFamilies:

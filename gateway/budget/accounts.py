@@ -32,7 +32,14 @@ from gateway.core.errors import (
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
 from gateway.core.ledger.closing import ClosingPolicy
-from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
+from gateway.core.ledger.output_limit import (
+    LEAST_SUMMARY,
+    STREAM_STEP,
+    CallNeed,
+    longest_output,
+    output_to_reserve,
+    widest_room,
+)
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.ports import ReadBody
 from gateway.core.record import CallRecord
@@ -105,7 +112,12 @@ class Accounts:
         caller, directives = state.incoming.caller, state.incoming.directives
         agents = named_agents(state.agent) if self._budgets.policy.agents else ()
         state.budget.charged = ChargedAccounts(
-            caller.namespace, caller.budget, state.session, declared=directives.budget, agents=agents
+            caller.namespace,
+            caller.budget,
+            state.session,
+            declared=directives.budget,
+            agents=agents,
+            is_compaction=state.is_compaction,
         )
         return self._take_opened(
             state,
@@ -181,10 +193,12 @@ class Accounts:
         """Read the usual output of a stream without a limit, which is reserved first if the hold can grow.
 
         With `budget.clamp_output: false`, calls are refused rather than shortened, so a stream reserves more at first.
+        A summary of the whole conversation is longer than other responses.
         """
         asked = output_to_reserve(state.output_asked, state.step_output)
         is_limited = limits_output(state.budget.accounts.budgets)
-        if call.stream and asked is None and is_limited and self._budgets.policy.clamp:
+        is_lowered = self._budgets.policy.clamp and not state.is_compaction
+        if call.stream and asked is None and is_limited and is_lowered:
             routes = state.routing.routes
             ahead = routes[routes.index(state.routing.route) :]
             state.budget.usual_output = await self._usual.of(state.session, ahead)
@@ -264,7 +278,7 @@ class Accounts:
             tokens + kept,
             output=output,
             model_output=longest_output([facts.output for facts in known]),
-            least_output=state.output_asked.least,
+            least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_client_compaction else 0),
             choices=choices,
             has_output=wire is not None or output is not None,
             rate=dearest(rates),

@@ -275,6 +275,7 @@ class ReceivedResponse:
         is_billed: the provider charges for the call, because it has accepted it.
         is_event_stream: the response is a stream of events.
         bytes_sent: bytes of the response that were passed to the client.
+        is_count_estimated: the response is a token count of the gateway, instead of one of the provider.
     """
 
     status: int = CLIENT_CLOSED
@@ -285,6 +286,7 @@ class ReceivedResponse:
     is_billed: bool = False
     is_event_stream: bool = False
     bytes_sent: int = 0
+    is_count_estimated: bool = False
 
 
 @dataclass(init=False)
@@ -361,6 +363,16 @@ class CallState:
         earlier calls decided, and must not replace it.
         """
         return None if self.budget.accounts.is_stale else self.session
+
+    @property
+    def is_compaction(self) -> bool:
+        """Return whether the client, or the provider for it, replaces the conversation by what this call returns."""
+        return self.agent is not None and self.agent.request_class == "compaction"
+
+    @property
+    def is_client_compaction(self) -> bool:
+        """Return whether the client replaces the conversation by the text of this call's response."""
+        return self.is_compaction and self.context.compaction is None
 
     @property
     def is_billed_later(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli.authors import command_author
 from gateway.cli.common import (
     AsJson,
     Command,
@@ -149,9 +150,14 @@ def _confirm_first_key(*, is_asked: bool) -> None:
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
     """Store a key and return its row of the list, or None if the name is in use."""
+    from gateway.server.audit import key_settings_json, record_change
+
     # The balance is read first, because it can fail: a key that is stored must also be shown.
     (balance,) = await opened.balances([_claim(key)])
-    return _row(key, balance) if await opened.add_key(key) else None
+    if not await opened.add_key(key):
+        return None
+    await record_change(opened, command_author(), "key.add", key.name, new=key_settings_json(key))
+    return _row(key, balance)
 
 
 def _show(key: str, row: dict[str, Any], *, as_json: bool) -> None:
@@ -168,11 +174,24 @@ def _revoke_unseen(name: str, config: Path | None, store: str | None) -> None:
     """Revoke a key that could not be printed."""
     outcome = "and is revoked again."
     try:
-        with_store(config, store, lambda opened: opened.revoke_key(name))
+        with_store(config, store, lambda opened: _revoke(opened, name))
     except typer.Exit:  # the reason has been printed
         outcome = f"but is still in the store. Revoke it: gateway keys revoke {name}"
     with contextlib.suppress(OSError):
         typer.echo(f"{name}: the key could not be shown, {outcome}", err=True)
+
+
+async def _revoke(opened: Store, name: str) -> bool:
+    """Revoke a key, and record it. Return False if there is none of that name."""
+    from gateway.server.audit import key_settings_json, record_change
+
+    known = [key for key in await opened.keys() if key.name == name]
+    if not await opened.revoke_key(name):
+        return False
+    # A key that cannot be read is not among those that are known.
+    old = key_settings_json(known[0]) if known else None
+    await record_change(opened, command_author(), "key.revoke", name, old=old)
+    return True
 
 
 @app.command(cls=Command)
@@ -183,7 +202,7 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
     path = settings.store.sqlite_path
     has_store = not settings.store.is_memory and (path is None or path.exists())
     # A missing store is an error only for a key that the configuration does not have.
-    is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
+    is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: _revoke(opened, name))
     if is_revoked and as_json:
         print_json({"name": name, "revoked": True})
     elif is_revoked:

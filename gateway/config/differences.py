@@ -10,8 +10,6 @@ from gateway.config.schema import Settings
 
 #: changed keys that are named
 _MOST_KEYS: Final = 50
-#: sections with values of providers and of other servers, of which no value is shown
-_HIDDEN: Final = ("providers", "callbacks")
 #: shown instead of a text, a list or a section
 _SET: Final = "set"
 _ABSENT: Final = object()
@@ -33,7 +31,7 @@ def differences(old: Settings, new: Settings) -> tuple[Values, Values]:
             continue
         for shown, value in zip(values, both, strict=True):
             if value is not _ABSENT:
-                shown[path] = _shown(path, value)
+                shown[path] = _shown(value)
     if changed > _MOST_KEYS:
         for shown in values:
             shown["other keys"] = changed - _MOST_KEYS
@@ -65,10 +63,7 @@ def _parts(value: Any, path: str) -> Mapping[str, Any] | None:
     return None
 
 
-def _shown(path: str, value: Any) -> Any:
-    if value is None:
-        return None
-    is_number = isinstance(value, bool | int | float | Decimal)
-    if not is_number or path.startswith(_HIDDEN):
-        return _SET
-    return str(value) if isinstance(value, Decimal) else value
+def _shown(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return str(value)
+    return value if isinstance(value, bool | int | float | None) else _SET

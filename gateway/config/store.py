@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from gateway.config.section import LARGEST, Section, duration, expand_home
+from gateway.config.section import LARGEST, Section, expand_home
 from gateway.core import redis_url
 
 _MEMORY: Final = "memory://"
@@ -44,17 +44,6 @@ class StoreSettings(Section):
         "~/.local/share/gateway/journal; off: in memory only.",
     )
 
-    audit_ttl: str = Field(
-        "365d",
-        description="How long an entry of the audit log is kept, such as 90d. At most the newest 10,000 are kept.",
-    )
-
-    @field_validator("audit_ttl")
-    @classmethod
-    def _audit_ttl(cls, value: str) -> str:
-        duration(value)
-        return value
-
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
@@ -87,11 +76,6 @@ class StoreSettings(Section):
     def shown_url(self) -> str:
         """Return the URL without passwords and options."""
         return redis_url.parse(self.url).shown if self.is_redis else self.url
-
-    @property
-    def audit_ttl_s(self) -> int:
-        """Return `audit_ttl` in seconds."""
-        return duration(self.audit_ttl)
 
     @property
     def is_memory(self) -> bool:

@@ -105,7 +105,9 @@ class RequestComposer:
             # The model must summarize the results as it has seen them, not a shorter form.
             return (ModeTry(modes),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
-        return tries_for(modes, is_bound=self._planner.is_bound(route, wire))
+        tries = tries_for(modes, is_bound=self._planner.is_bound(route, wire))
+        # A summary of the full results is worth more than the room that shorter ones would leave.
+        return (ModeTry(ResponseModes(mode, mode)), *tries) if state.is_compaction else tries
 
     def _budgets(self, state: CallState) -> tuple[Balance, ...]:
         """Return the balances of the budgets that the call can use up."""
@@ -296,7 +298,7 @@ class RequestComposer:
             return None
         tools = state.steps.restriction.fields.get("tools")
         name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
-        is_summary = asks_for_compaction(contents.fields, contents.wire)
+        is_summary = state.is_compaction
         has_changed = bool(prefixes or state.context.remembered.state.tool_changes)
         if known is None and has_changed and (is_summary or conversation.is_compacted):
             # A summary replaces some turns, and its request leaves out those that the client keeps. So the earlier
@@ -315,18 +317,18 @@ class RequestComposer:
         facts, output = self._facts(route), wanted_output(state.output_asked, state.step_output)
         if state.budget.hold is None:
             state.context.affordable = self._left_for_input(state, output, (route,))
-        affordable = self._affordable(state)
+        affordable, is_compaction = self._affordable(state), state.is_compaction
         step = state.steps.step.context_budget if state.steps.step is not None else None
+        most = affordable if is_compaction else smallest_limit(context_options.budget, affordable, step)
         # The provider is asked to compact the whole conversation, so nothing is trimmed.
         trim = context_options.trim if state.context.compaction is None else "off"
-        options = ContextOptions(
-            trim, smallest_limit(context_options.budget, affordable, step), output, context_options.betas
-        )
+        options = ContextOptions(trim, most, output, context_options.betas)
         original = bound.original if bound is not None else received
         request = PlanRequest(
             contents, route, facts, options, size, _salt(state), self._counts(state, contents),
             received=None if contents is original else original,
-            keeps_decisions=bound is not None and bound.known is not None,
+            keeps_decisions=bound is not None and bound.known is not None and not is_compaction,
+            is_compaction=is_compaction,
         )  # fmt: skip
         return request, affordable
 
@@ -562,6 +564,8 @@ class RequestComposer:
     async def remember(self, state: CallState, plan: Plan) -> None:
         """Store a new decision before the call is sent, so that every worker sends the same on later turns."""
         trim_decision, session, bound = plan.trim_decision, state.session, state.context.thinking
+        if state.is_compaction:
+            trim_decision = None  # the next call has another conversation, or the same as before the compaction
         if trim_decision is None and bound is None:
             return
         is_sent = bound is not None and plan.overflow is None

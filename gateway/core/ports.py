@@ -19,6 +19,7 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.runaway import RunawayAlert
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
@@ -122,6 +123,7 @@ class Ledger(Protocol):
         - A record without a charge adds nothing to the totals. Its session is listed from then on, with this call's
           time.
         - A call that was settled as orphaned or pending is corrected, see `CallRecord.replaces`.
+        - The usage of the call's hour and day is changed in the same way, see `UsageHistory`.
 
         Args:
             record: the record of the call.
@@ -249,6 +251,13 @@ class Calls(Protocol):
         """Return the newest call of a session in this namespace whose record has this `answer`, or None."""
         ...
 
+    def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """Yield all records of calls that began at or after this Unix time. Only a small part is in memory at once.
+
+        The order is the store's own. A call that is settled meanwhile can be missing or be yielded twice.
+        """
+        ...
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """Return calls of all namespaces and workers that were settled after this cursor, in that order.
 
@@ -259,6 +268,17 @@ class Calls(Protocol):
             after: the cursor of an earlier result; None starts now.
             limit: the most calls.
         """
+        ...
+
+
+class UsageHistory(Protocol):
+    """The usage of all calls by hour and by day, which a store keeps longer than sessions and call records.
+
+    `Ledger.settle` writes it in the same transaction.
+    """
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """Return the rows of these hours or days, in any order. Several rows can have the same labels."""
         ...
 
 
@@ -326,7 +346,7 @@ class Lessons(Protocol):
 
 
 class AuditLog(Protocol):
-    """The changes of administrators. Entries are only added, and the store drops old ones. None is ever changed."""
+    """The changes of administrators. Entries are added, and never changed. `Sessions.expire` deletes old ones."""
 
     async def record_change(self, entry: AuditEntry) -> None:
         """Add an entry. Of more than `MOST_CHANGES` entries the oldest is dropped.
@@ -346,13 +366,9 @@ class AuditLog(Protocol):
         """
         ...
 
-    async def forget_changes(self, before: float) -> None:
-        """Delete the entries that were made before this Unix time in seconds."""
-        ...
-
 
 @runtime_checkable
-class Store(Ledger, Sessions, Calls, Results, ClientKeys, Lessons, AuditLog, Protocol):
+class Store(Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, AuditLog, Protocol):
     """Everything that the gateway keeps. A part of the gateway uses the smallest of these Protocols that it needs."""
 
     async def ping(self) -> None:

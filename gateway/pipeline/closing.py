@@ -6,20 +6,16 @@ from typing import Final
 
 from gateway.call.state import CallState
 from gateway.call.types import CallAccounts, ClosingCall
+from gateway.core.calling_agent import RequestClass
 from gateway.core.errors import BudgetFault
-from gateway.core.http.headers import header
 from gateway.core.ledger.closing import ClosingPolicy, closing_balances, closing_claims
 from gateway.core.views import VIEWED
-from gateway.dialects.anthropic_compaction import asks_for_compaction
-from gateway.dialects.base import Call
 
-#: The header with which Claude Code says what a call is for, and the values of calls whose response is no result:
-#: https://code.claude.com/docs/en/llm-gateway-protocol
-_REQUEST_CLASS: Final = b"x-claude-code-request-class"
-_NO_RESULT: Final = frozenset({b"auxiliary", b"compaction"})
+#: what calls are for whose response is no result
+_NO_RESULT: Final = frozenset[RequestClass]({"auxiliary", "compaction"})
 
 
-def may_close(state: CallState, call: Call, refusal: BudgetFault) -> bool:
+def may_close(state: CallState, refusal: BudgetFault) -> bool:
     """Return whether a refused call may become the closing call of its session.
 
     - The refusing budget must be the session's own: only of that one something is kept for this session.
@@ -33,10 +29,9 @@ def may_close(state: CallState, call: Call, refusal: BudgetFault) -> bool:
         return False
     own = [balance for balance in state.budget.accounts.balances if balance.key == session.account]
     was_made = any(balance.closing for balance in own)
-    is_summary = state.context.compaction is not None or asks_for_compaction(call.fields, wire)
-    is_side_call = header(incoming.headers, _REQUEST_CLASS).strip().lower() in _NO_RESULT
+    is_side_call = state.agent is not None and state.agent.request_class in _NO_RESULT
     is_wanted = not state.is_billed_later and not state.output_asked.is_none
-    return is_wanted and not (was_made or is_summary or is_side_call)
+    return is_wanted and not (was_made or is_side_call)
 
 
 def begin_closing(state: CallState, policy: ClosingPolicy) -> CallAccounts:

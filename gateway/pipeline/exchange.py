@@ -58,7 +58,7 @@ from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
 from gateway.core.modes.unread import ModeTry
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CANCEL_REASONS, CallRecord
-from gateway.core.routing import MOST_ROUTES, Route, Routes
+from gateway.core.routing import MOST_ROUTES, ModelFacts, Route, Routes
 from gateway.core.steps import Step
 from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
@@ -69,6 +69,7 @@ from gateway.pipeline.dispatch import Dispatcher
 from gateway.pipeline.downgrade import REFUSED_BY_MODEL, Downgrades, with_fallback
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
+from gateway.pipeline.token_counts import TokenCounts
 from gateway.steps.enforcement import Steps
 from gateway.steps.runaway import RunawayGuard
 from gateway.stores.availability import Availability
@@ -92,6 +93,7 @@ class Gateway:
     Attributes:
         routes: which models are at which providers.
         providers: their addresses and keys, by name.
+        facts: what is known of a model.
         availability: whether the store is unavailable, so that new calls are refused at once.
         planner: counts and trims.
         policy: how sessions are named and counted.
@@ -104,6 +106,7 @@ class Gateway:
         settlement: settles a call once.
         composer: decides what is sent.
         compactions: makes and expands compactions.
+        token_counts: counts tokens for providers that cannot.
         dispatcher: sends a call to one provider.
         relay: passes responses on to the client.
         new_id: makes the id of a call.
@@ -114,6 +117,7 @@ class Gateway:
 
     routes: Routes
     providers: Mapping[str, ProviderAddress]
+    facts: Callable[[Route], ModelFacts]
     availability: Availability
     planner: Planner
     policy: SessionPolicy
@@ -126,6 +130,7 @@ class Gateway:
     settlement: CallSettlement
     composer: RequestComposer
     compactions: Compactions
+    token_counts: TokenCounts
     dispatcher: Dispatcher
     relay: ResponseRelay
     new_id: Callable[[], str]
@@ -209,9 +214,11 @@ class Exchange:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
-            state.agent = calling_agent_of(incoming, call)
             gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
+        if metered:
+            is_compaction = state.context.compaction is not None
+            state.agent = await self._read(partial(calling_agent_of, incoming, call, is_compaction=is_compaction))
         stored_id = incoming.endpoint.response_id
         lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
         try:
@@ -420,12 +427,15 @@ class Exchange:
         state.dispatch.is_too_long = False
         if gateway.compactions.is_made_here(state):
             return await gateway.compactions.make(state, call)
+        if (counted := await gateway.token_counts.instead(state, call)) is not None:
+            return counted
         if gateway.steps.may_restrict(state):
             await self._read(partial(gateway.steps.restrict, state))
         await self._compose_and_reserve(call)
         if call.stream and state.budget.totals_before is None:
             state.budget.totals_before = await gateway.accounts.totals_now(state)
-        return await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        response = await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        return await gateway.token_counts.checked(state, call, response)
 
     async def _compose_and_reserve(self, call: Call) -> None:
         """Decide what is sent, and reserve what it may cost. Tool results are shortened before a call is refused.
@@ -442,7 +452,7 @@ class Exchange:
             tried = await self._compose_and_hold(call)
         except BudgetExhausted as refusal:
             policy = accounts.closing
-            if policy is None or not may_close(state, call, refusal):
+            if policy is None or not may_close(state, refusal):
                 raise
             before = begin_closing(state, policy)
             try:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from gateway.core import errors
 from gateway.core.values import dataclass
 from gateway.server import headers
+from gateway.server.audit import AuditApi
 from gateway.server.auth import check_single, foreign_page
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard, is_browser
@@ -31,6 +32,7 @@ from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
 from gateway.server.sessions import SessionsApi
 from gateway.server.sockets import Sockets
+from gateway.server.usage import UsageApi
 
 logger = logging.getLogger("gateway")
 
@@ -68,6 +70,8 @@ class OwnApi:
     """The gateway's own API: handlers of the paths that are not forwarded."""
 
     sessions: SessionsApi
+    usage: UsageApi
+    audit: AuditApi
     context: ContextApi
     health: HealthApi
     events: EventsApi
@@ -78,6 +82,8 @@ class OwnApi:
         """Return the routes of all handlers."""
         return [
             *self.sessions.paths(),
+            *self.usage.paths(),
+            *self.audit.paths(),
             *self.context.paths(),
             *self.health.paths(),
             *self.events.paths(),

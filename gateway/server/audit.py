@@ -73,7 +73,9 @@ async def record_change(
         await store.record_change(entry)
     except errors.StoreUnavailable as fault:
         logger.error(  # noqa: TRY400  # no bug of ours
-            "the change was made, but the audit log in the store does not have it (%s): %s", fault.message, line_of(entry)
+            "the change was made, but the audit log in the store lacks it: %s %s",
+            fault.message,
+            line_of(entry),
         )
 
 

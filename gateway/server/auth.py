@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from typing import Final
 
@@ -27,6 +28,9 @@ _UNIQUE_HEADERS: Final = (b"host", *sorted(CREDENTIALS))
 #: number of hexadecimal digits of the hash of an unknown credential that are shown
 _HASH_DIGITS: Final = 8
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+#: actors in the audit log
+ADMIN_KEY: Final = "admin key"
+THIS_MACHINE: Final = "this machine without a key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,16 @@ class KeyRule:
 class Access:
     """What a caller of /api may see and change.
 
-    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key.
+    Attributes:
+        namespace: whose sessions it may see; None: all.
+        limits: the budget of its client key.
+        actor: the credential of an administrator, for the audit log.
     """
 
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
+    actor: str = field(default="an administrator", compare=False)
 
 
 def check_single(headers: Headers) -> None:
@@ -151,14 +159,14 @@ class Authenticator:
         self._refuse_other_origins(_origin(headers), headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin in presented:
-            return Access(None, admin=True)
+            return Access(None, admin=True, actor=ADMIN_KEY)
         for value in presented:
             rule = self._rule(value)
             if rule is not None:
                 # A client key selects its own sessions, also for requests from this machine.
                 return Access(rule.name, admin=False, limits=rule.budget.limits)
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
-            return Access(None, admin=True)
+            return Access(None, admin=True, actor=THIS_MACHINE)
         if not self._needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
         if not self._needs_key and _is_loopback(peer) and not _is_rebound_name(headers, peer):

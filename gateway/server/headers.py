@@ -24,9 +24,10 @@ from gateway.core.http.gateway_headers import (
     PARENT,
     REQUEST_ID,
     RESPONSE_MODE,
+    TAG,
 )
 from gateway.core.http.headers import Headers, header
-from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.identity import ID_FORM, LONGEST_TAG, is_tag, is_valid
 from gateway.core.ledger.arithmetic import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.modes import MODES, ResponseMode, stricter
@@ -109,6 +110,9 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
         "signs of a runaway agent, with their numbers: `loop=4,no_progress=9,rounds=250,seconds=3000,step_seconds=600`"
     ),
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
+    "x-gateway-token-count": (
+        "`estimated`: the token count in the response is the gateway's own, because the provider does not count"
+    ),
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
         "on an error: whether sending the call again can help; `false` also if the gateway has already retried it, "
@@ -151,6 +155,7 @@ def directives(headers: Headers) -> Directives:
         _response_mode(headers),
         _name(headers, PARENT, "a session id"),
         _name(headers, AGENT, "the name of an agent"),
+        _tag(headers),
     )
 
 
@@ -239,6 +244,18 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
     return None
 
 
+def _tag(headers: Headers) -> str | None:
+    """Return the tag of a request, or None.
+
+    Raises:
+        InvalidRequest: the tag is not valid.
+    """
+    tag = _name(headers, TAG, "a tag")
+    if tag is not None and not is_tag(tag):
+        raise _invalid(TAG, f"a tag of at most {LONGEST_TAG} characters, not {len(tag)}")
+    return tag
+
+
 def _invalid(header: bytes, what: str) -> InvalidRequest:
     """Return the error about an invalid header. `what`: what its value must be."""
     return InvalidRequest(f"The header {header.decode()} must be {what}.", param=header.decode())
@@ -314,6 +331,8 @@ def _uncounted_headers(reply: ClientResponse) -> Headers:
         headers.append((b"x-context-unseen", ",".join(reply.request.at_provider).encode()))
     if reply.request.is_billed_later:
         headers.append((b"x-session-unmetered", b"true"))
+    if reply.request.is_count_estimated:
+        headers.append((b"x-gateway-token-count", b"estimated"))
     return headers
 
 

@@ -151,6 +151,7 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "request_bytes": record.request_bytes,
         "response_bytes": record.response_bytes,
         "notes": record.notes,
+        "labels": record.labels,
         "unread_thinking": [
             {"blocks": item.blocks, "reason": item.reason, "provider": item.provider, "model": item.model}
             for item in record.unread_thinking

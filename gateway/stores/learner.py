@@ -160,6 +160,8 @@ class Learner(Observer):
             return
         last, surprise = context.reported(tokens), context.surprise(tokens)
         self.report(last.key, Residual(last.residual, context.estimate))
+        if call.is_compaction:
+            return  # it is far larger than the last turn, which says little about the error from one turn to the next
         if last.over:
             self._add(_FRAMES + last.key, Residual(last.added, last.over))
         if surprise is not None:

@@ -176,6 +176,16 @@ async def test_with_clamp_output_false_a_stream_reserves_as_before() -> None:
     assert streams.held == STREAM_STEP
 
 
+async def test_a_client_that_compacts_its_conversation_reserves_as_before() -> None:
+    streams = Streams()
+    for number in range(9):
+        await streams.call(f"earlier-{number}", 100)
+    assert streams.held == 145
+    prompt = "Your task is to create a detailed summary of the conversation so far."
+    await streams.call("new", 100, messages=[{"role": "user", "content": prompt}])
+    assert streams.held == STREAM_STEP
+
+
 async def test_a_longer_stream_is_extended_and_ends_at_the_budget() -> None:
     streams = Streams(Limits(tokens=1_000))
     for number in range(8):

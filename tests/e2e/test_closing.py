@@ -375,12 +375,9 @@ def test_a_child_does_not_use_what_is_kept_for_its_parent(gateway: GatewayThread
     assert ask(gateway.web).header("x-session-closing-call") == "true"
 
 
-@pytest.mark.parametrize("kind", ["auxiliary", "compaction"])
-def test_a_side_call_of_claude_code_does_not_take_the_closing_call(
-    gateway: GatewayThread, mock: MockProvider, kind: str
-) -> None:
+def test_a_side_call_of_claude_code_does_not_take_the_closing_call(gateway: GatewayThread, mock: MockProvider) -> None:
     spend(gateway.web, mock, LIMIT - 500)
-    reply = gateway.web.post(CHAT, BODY, {"x-session-id": "s", "x-claude-code-request-class": kind})
+    reply = gateway.web.post(CHAT, BODY, {"x-session-id": "s", "x-claude-code-request-class": "auxiliary"})
     assert reply.status == 400
     assert ask(gateway.web).header("x-session-closing-call") == "true"
 

@@ -12,10 +12,10 @@ from gateway.core.audit import MOST_CHANGES, AuditEntry
 from gateway.core.ports import Store
 from gateway.core.session import SessionState
 from gateway.stores.sqlite import SqliteStore
-from tests.stores.files import PATIENT_S
+from tests.stores.files import PATIENT_S, Clock
 from tests.stores.test_contract import KEY, soon
 
-HOUR_S = 3_600.0
+DAY_S = 86_400.0
 ENTRY = AuditEntry(
     time.time(), "session.budget", "alice/s", "admin key", "192.0.2.1", {"tokens": 100, "usd": "1.5"}, {"tokens": 200}
 )
@@ -74,11 +74,13 @@ async def test_only_the_newest_entries_are_kept(store: Store) -> None:
     assert await targets(store, 5, "new") == [["newer", "new"]], "a search reads more than one chunk"
 
 
-async def test_old_entries_are_deleted_and_newer_ones_stay(store: Store) -> None:
+async def test_old_entries_are_deleted_and_newer_ones_stay(store: Store, clock: Clock) -> None:
     await add(store, "a", "b")
-    await soon(store.forget_changes(time.time() - HOUR_S))
+    clock.time = time.time() + 364 * DAY_S
+    await soon(store.expire(0))
     assert await targets(store, 5) == [["b", "a"]]
-    await soon(store.forget_changes(time.time() + HOUR_S))
+    clock.time += 2 * DAY_S
+    await soon(store.expire(0))
     assert await targets(store, 5) == [[]]
     await add(store, "c")
     assert await targets(store, 5) == [["c"]]
@@ -97,7 +99,7 @@ async def test_deleting_and_expiring_sessions_deletes_no_entry(store: Store) -> 
     await soon(store.update(KEY, lambda _: SessionState()))
     await add(store, "alice/s")
     await soon(store.delete(KEY))
-    await soon(store.expire(time.time() + HOUR_S))
+    await soon(store.expire(time.time() + DAY_S))
     assert await targets(store, 5) == [["alice/s"]]
 
 

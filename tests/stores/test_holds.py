@@ -32,7 +32,8 @@ RECORD = (
     b'"reason":"trim"},"newest":1},"accounts":[["session","alice","s"]],"spent":[9,500000000,1],"mode":"table",'
     b'"step":"plan","kept":"x","answer":"a","unread_thinking":[{"blocks":1,"reason":"model","provider":"p",'
     b'"model":"m"}],"lesson":["k","v"],"error":{"message":"text","budget":{"scope":"key","limit":1}},'
-    b'"declared":[1,null,3,2.5],"agent":{"id":"a1","parent":"main","type":"Explore","request_class":"subagent"}}'
+    b'"declared":[1,null,3,2.5],"agent":{"id":"a1","parent":"main","type":"Explore","request_class":"subagent"},'
+    b'"labels":{"tag":"x"}}'
 )
 HOLD_FORM = (
     b'{"hold":{"id":"c1","claims":[{"key":["session","alice","s"],"configured":[50,null,null,null],'
@@ -77,6 +78,6 @@ def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> 
     state, key = json.loads(states.written(SessionState())), json.loads(msgspec.json.encode(StoredKey("n", b"d", 1.0)))
     assert [*state] == [
         "epochs", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
-        "cheaper_model",
+        "cheaper_model", "works",
     ]  # fmt: skip
     assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm"]

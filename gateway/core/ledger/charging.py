@@ -108,6 +108,8 @@ class ChargedAccounts:
         declared: the budget that the call itself declares for its session.
         agents: the subagent of the session that makes the call, and the subagents above it, nearest first. Empty for a
             call of the main agent. A child session is added to them, see `CHILD_SESSION`.
+        is_compaction: the client compacts its conversation. The call may use what is kept of the session's budget for
+            its closing call.
     """
 
     namespace: str
@@ -116,6 +118,7 @@ class ChargedAccounts:
     parents: tuple[SessionKey, ...] = ()
     declared: Limits = NO_LIMITS
     agents: tuple[AgentName, ...] = ()
+    is_compaction: bool = False
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
@@ -127,7 +130,8 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
     claims += [claim_of_session(policy, parent) for parent in reversed(charged.parents)]
     if charged.session is not None:
-        claims.append(claim_of_session(policy, charged.session, charged.declared))
+        claim = claim_of_session(policy, charged.session, charged.declared)
+        claims.append(replace(claim, closing_share=0.0) if charged.is_compaction else claim)
         for agent in reversed(_limited_agents(policy, charged)):
             limits = policy.limits_of_agent(agent)
             if not limits.is_none:

@@ -54,6 +54,9 @@ _USUAL_STEPS: Final = 4
 _SPARE_SHARE: Final = 4
 #: a shorter output, in tokens, is useless
 USEFUL: Final = 16
+#: Output tokens that a summary of the whole conversation needs at least: a client that receives a summary cut short
+#: loses the rest of its conversation.
+LEAST_SUMMARY: Final = 2_048
 #: An output is also useless if it is shorter than a quarter of what it could have if no other call held anything.
 _USEFUL_SHARE: Final = 4
 #: when a request is trimmed to a budget, at most a quarter of what is left is kept free for its output

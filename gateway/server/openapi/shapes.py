@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, get_args
 
+from gateway.core.audit import ACTIONS, CONFIGURATION
 from gateway.core.calling_agent import REQUEST_CLASSES
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
+from gateway.core.rollup import COUNTS, LABELS
 from gateway.core.runaway import KINDS
 from gateway.core.thinking_origin import Reason
 from gateway.core.trimming import overflow
@@ -85,6 +87,15 @@ def _about(about: str) -> Mapping[str, str]:
     return {"description": about} if about else {}
 
 
+#: what the gateway knows of a model; in foreign formats, so that the provider may have other types
+_MODEL_FACTS: Final[Mapping[str, Schema]] = {
+    "context_length": {"description": "context window that the gateway allows, in tokens"},
+    "max_context_length": {"description": "the same"},
+    "max_input_tokens": {"description": "the most input tokens"},
+    "max_tokens": {"description": "the most output tokens"},
+    "top_provider": {"description": "window and most output tokens, in the form of OpenRouter"},
+    "pricing": {"description": "US dollars per token, as text"},
+}
 _TIME: Final = {"type": "string", "format": "date-time"}
 _MAYBE_TIME: Final = {**_TIME, "type": ["string", "null"]}
 _USD: Final = "in US dollars, with six decimals"
@@ -193,6 +204,7 @@ _CALL_FIELDS: Final = {
     "request_bytes": integer(),
     "response_bytes": integer(),
     "notes": mapping(text(), "further remarks, by name"),
+    "labels": mapping(text(), "further names by which usage is added up, such as `tag`"),
     "unread_thinking": array(
         record(
             "thinking blocks of the request that the provider drops without an error",
@@ -389,6 +401,43 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         {"calls": array(reference("Call")), "cursor": text("cursor of the next page", null=True)},
         optional=("cursor",),
     ),
+    "UsageReport": record(
+        "usage by labels; the lines in the order of time and falling costs",
+        {
+            "from": text("begin of the first hour or day"),
+            "to": text("end of the last hour or day"),
+            "bucket": text(one_of=("hour", "day", "total")),
+            "group_by": array(text()),
+            "usage": array(reference("UsageLine")),
+            "total": reference("UsageLine"),
+        },
+    ),
+    "UsageLine": record(
+        "usage with the same values of the labels in `group_by`, which are fields as well",
+        {
+            "start": text("begin of the hour or day; absent for the whole time"),
+            **{name: text() for name in LABELS},
+            **{name: integer() for name in COUNTS},
+            "cost_usd": text("known costs, rounded to six decimals"),
+        },
+        optional=("start", *LABELS),
+    ),
+    "ChangePage": record(
+        "a page of the audit log, newest change first",
+        {"changes": array(reference("AuditEntry")), "cursor": text("cursor of the next page", null=True)},
+    ),
+    "AuditEntry": record(
+        "a change of an administrator; it holds no secret",
+        {
+            "at": text("time of the change"),
+            "action": text(f"{', '.join(ACTIONS)}; `unreadable` for an entry that is damaged"),
+            "target": text(f"session as KEY/ID, name of a client key, or `{CONFIGURATION}`"),
+            "actor": text("credential: name of a key, `admin key`, `this machine without a key`, or `command line`"),
+            "origin": text("address of the connection; for a command USER@HOST"),
+            "old": {"description": "what was in force before; null: nothing, or not known"},
+            "new": {"description": "what is in force since; null: nothing"},
+        },
+    ),
     "CallEvent": record(
         "the data of an event `call`: a settled call",
         {**_CALL_FIELDS, "totals": nullable(reference("Totals"))},
@@ -550,7 +599,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     },
     "ForeignModel": {
-        **record("a model, with further fields of its provider", {"id": text("model name in a request")}),
+        **record(
+            "a model, with further fields of its provider",
+            {"id": text("model name in a request"), **_MODEL_FACTS},
+            optional=_MODEL_FACTS,
+        ),
         "additionalProperties": True,
     },
     "ModelList": {

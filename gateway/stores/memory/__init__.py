@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -19,9 +18,10 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.retention import DEFAULT_RETENTION, Retention
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
-    MOST_LATEST,
     SORTS,
     CallEnd,
     CallStart,
@@ -30,7 +30,6 @@ from gateway.core.stored import (
     OpenHold,
     Page,
     SessionView,
-    Settled,
     Sort,
     StepEnding,
     StoredKey,
@@ -45,6 +44,7 @@ from gateway.stores.memory.accounts import MemoryLedger
 from gateway.stores.memory.agents import MemoryAgents
 from gateway.stores.memory.audit import MemoryAuditLog
 from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
+from gateway.stores.memory.latest import MemoryLatest
 from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
 
@@ -96,7 +96,12 @@ class MemoryStore:
     `now` returns Unix seconds, `moment` the time for holds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.time,
+        moment: Callable[[], Moment] = clock.now,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> None:
         self._now = now
         self._ledger = MemoryLedger(now, moment)
         self._keys: dict[str, StoredKey] = {}
@@ -104,9 +109,9 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
-        self._calls = MemoryCalls()
+        self._calls = MemoryCalls(retention)
         self._agents = MemoryAgents()
-        self._audit = MemoryAuditLog()
+        self._audit = MemoryAuditLog(retention)
         self._resets: dict[SessionKey, int] = {}
         #: what the calls of a session left for the next one: its last turn, and what its provider keeps
         self._left: dict[SessionKey, tuple[LastTurn | None, str]] = {}
@@ -114,9 +119,7 @@ class MemoryStore:
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
-        self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
-        #: number of all settled calls, which is the position of the last one in `settled_after`
-        self._settled = 0
+        self._latest = MemoryLatest()
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
@@ -140,8 +143,7 @@ class MemoryStore:
         totals = self._totals(record.session) if record.session is not None else None
         # An orphaned call that still runs and is charged for more is listed again only when it ends.
         if is_new and not (known is not None and record.is_provisional):
-            self._latest.append((record.call_id, totals))
-            self._settled += 1
+            self._latest.add(record.call_id, totals)
         return totals or Totals()
 
     def _charge(self, record: CallRecord, orphaned: CallRecord | None) -> None:
@@ -337,16 +339,18 @@ class MemoryStore:
         """See `Store.call_of_response`."""
         return self._calls.of_response(namespace, answer)
 
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        for record in self._calls.since(first_id_at(since)):
+            yield record
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
-        if after is None:
-            return LatestCalls((), self._settled)
-        dropped = self._settled - len(self._latest)
-        begin = max(after, dropped) - dropped
-        entries = list(islice(self._latest, begin, begin + limit))
-        shown = [(self._calls.shown(call_id), totals) for call_id, totals in entries]
-        settled = [Settled(record, totals) for record, totals in shown if record is not None]
-        return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
+        return self._latest.after(after, limit, self._calls.shown)
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `Store.usage`."""
+        return self._calls.rollups.read(query)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
@@ -385,7 +389,8 @@ class MemoryStore:
         old = [key for key, view in self._sessions.items() if view.last_call_at < before]
         for key in old:
             self._forget(key)
-        self._calls.expire(first_id_at(before))
+        self._calls.expire(before, self._now())
+        self._audit.expire(self._now())
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
@@ -414,10 +419,6 @@ class MemoryStore:
     async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
         """See `Store.changes`."""
         return self._audit.page(limit, cursor, target)
-
-    async def forget_changes(self, before: float) -> None:
-        """See `Store.forget_changes`."""
-        self._audit.forget(before)
 
     async def ping(self) -> None:
         """See `Store.ping`."""

@@ -6,13 +6,15 @@ from collections import deque
 from itertools import islice
 
 from gateway.core.audit import MOST_CHANGES, AuditEntry, AuditPage
+from gateway.core.retention import Retention
 from gateway.stores.audit_entries import encoded, number_of, page_of_rows
 
 
 class MemoryAuditLog:
     """The newest `MOST_CHANGES` entries, each with its number."""
 
-    def __init__(self) -> None:
+    def __init__(self, retention: Retention) -> None:
+        self._kept_s = retention.changes_s
         #: number, time, target, and the encoded entry
         self._entries = deque[tuple[int, float, str, bytes]](maxlen=MOST_CHANGES)
         self._number = 0
@@ -32,7 +34,7 @@ class MemoryAuditLog:
         )
         return page_of_rows([*islice(found, limit + 1)], limit)
 
-    def forget(self, before: float) -> None:
-        """Drop the entries that were made before this Unix time in seconds."""
-        while self._entries and self._entries[0][1] < before:
+    def expire(self, now: float) -> None:
+        """Drop old entries. `now`: Unix time in seconds."""
+        while self._entries and self._entries[0][1] < now - self._kept_s:
             self._entries.popleft()

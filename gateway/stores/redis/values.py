@@ -28,6 +28,8 @@ from gateway.core.ledger.arithmetic import (
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.retention import Retention
+from gateway.core.rollup import COUNTS, PERIOD_S, UsageRow, number_of, row_names
 from gateway.core.session import MAX_KEPT
 from gateway.core.stored import OpenHold, SessionView
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
@@ -35,6 +37,7 @@ from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores import holds
 from gateway.stores.redis.keys import Keys
+from gateway.stores.rollups import added_by
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
@@ -118,6 +121,30 @@ def spent(record: CallRecord) -> tuple[int, int, int]:
 def sums(record: CallRecord) -> list[str]:
     """Return what a call adds to its session's totals, as text: Lua cannot count large numbers exactly."""
     return list(map(str, sums_of(record.charge, record.saved_tokens)))
+
+
+def usage(record: CallRecord, tag: str, keys: Keys, retention: Retention) -> dict[str, Any]:
+    """Return the argument about the usage to which a call is added, see `count_usage` in prelude.lua.
+
+    `tag`: of the part of the usage. Counts are text, like those of `sums`.
+    """
+    periods = []
+    for period in ("day", "hour"):
+        number = number_of(period, record.started_at)
+        ends_at = (number + 1) * PERIOD_S[period] + retention.usage_s[period]
+        periods.append((keys.usage(tag, period, number), int(ends_at * 1000)))
+    return {"periods": periods, "rows": row_names(record), "counts": list(map(str, added_by(record)))}
+
+
+def usage_rows(number: int, reply: Sequence[bytes]) -> list[UsageRow]:
+    """Decode the usage of an hour or day: names and values of the fields in turn."""
+    values = dict(zip(reply[::2], reply[1::2], strict=True))
+    places = range(1, len(COUNTS) + 1)
+    return [
+        UsageRow(number, name.decode(), [max(0, int(values.get(b"%b:%d" % (row, place), 0))) for place in places])
+        for name, row in values.items()
+        if name.startswith(b"{")
+    ]
 
 
 def last_turn(record: CallRecord) -> dict[str, str]:

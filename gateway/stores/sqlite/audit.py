@@ -16,7 +16,7 @@ TABLE: Final = """
     """
 _ADD: Final = "INSERT INTO changes (at, target, value) VALUES (?, ?, ?)"
 _DROP: Final = "DELETE FROM changes WHERE number <= ?"
-_FORGET: Final = "DELETE FROM changes WHERE at < ?"
+_DELETE_OLD: Final = "DELETE FROM changes WHERE number IN (SELECT number FROM changes WHERE at < ? LIMIT 200)"
 _PAGE: Final = (
     "SELECT CAST(number AS TEXT), value FROM changes WHERE (?1 IS NULL OR number < ?1) AND instr(target, ?2) > 0 "
     "ORDER BY number DESC LIMIT ?3"
@@ -34,6 +34,6 @@ def page(connection: sqlite3.Connection, limit: int, cursor: str | None, target:
     return page_of_rows(connection.execute(_PAGE, (number_of(cursor), target, limit + 1)).fetchall(), limit)
 
 
-def forget(connection: sqlite3.Connection, before: float) -> None:
-    """Delete the entries that were made before this Unix time in seconds."""
-    connection.execute(_FORGET, (before,))
+def delete_old(connection: sqlite3.Connection, before: float) -> int:
+    """Delete some of the entries that were made before this Unix time in seconds, and return their number."""
+    return connection.execute(_DELETE_OLD, (before,)).rowcount

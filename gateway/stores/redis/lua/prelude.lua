@@ -370,6 +370,49 @@ local function charge(accounts, wrong, epochs, right, held)
     return found
 end
 
+-- Returns the row of a call in the usage of a day or hour: its name and its number. It is the first of `rows` (names, each
+-- with the number of rows up to which it may be created) that exists or is created. Returns nil if there is none, or the
+-- key is not a hash. The hash has '#', its number of rows; the number of each row by name; and the numbers of each row,
+-- as '3:1'. The third result is true if the hash is new.
+local function usage_row(key, rows, may_create)
+    local names = { '#' }
+    for i, row in ipairs(rows) do
+        names[i + 1] = row[1]
+    end
+    local found = fields(key, unpack(names))
+    local count = found and tonumber(found[1] or 0)
+    for i, row in ipairs(found and rows or {}) do
+        if found[i + 1] then
+            return row[1], found[i + 1]
+        elseif count < row[2] then
+            if may_create then
+                redis.call('HSET', key, '#', count + 1, row[1], count + 1)
+                return row[1], count + 1, count == 0
+            end
+            return nil
+        end
+    end
+end
+
+-- Adds a call to the usage of its day and hour (sign ''), or takes it back (sign '-'). The row of the hour has the name
+-- of that of the day.
+local function count_usage(usage, sign)
+    local rows = usage.rows
+    for _, period in ipairs(usage.periods) do
+        local key = period[1]
+        local name, row, is_new = usage_row(key, rows, sign == '')
+        for i, count in ipairs(name and usage.counts or {}) do
+            if count ~= '0' then
+                redis.pcall('HINCRBY', key, row .. ':' .. i, sign .. count)
+            end
+        end
+        if is_new then
+            redis.call('PEXPIREAT', key, period[2])
+        end
+        rows = name and { { name, MOST } } or rows
+    end
+end
+
 -- Returns true if the record replaces a provisional one with this outcome and charge, see `CallRecord.replaces`.
 local function replaces(outcome, spent)
     if not A.lost then
