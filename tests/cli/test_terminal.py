@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.audit import AuditEntry
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import StoredKey
@@ -55,6 +56,10 @@ async def folder(gateway_command: Commands) -> Path:
         limits = Limits(tokens=LARGEST, nano_usd=1_234_567_890_123_456_789, calls=LARGEST, window_s=30 * 86_400.0)
         models = ("gpt-4o*", "claude-*", "accounts/fireworks/*")
         await store.add_key(StoredKey(name, name.encode(), began, models, limits, LARGEST))
+    for name in (LONG, f"{KEYS[0]}/{LONG}", "short", "alice"):
+        old, new = {"tokens": LARGEST, "usd": "1234567890.123456"}, {"tokens": None, "usd": "0.000001"}
+        author = ("this machine without a key", "fe80:0000:0000:0000:0202:b3ff:fe1e:8329")
+        await store.record_change(AuditEntry(began, "session.budget", name, *author, old, new))
     await store.aclose()
     body = {"model": "gpt-4o", "messages": conversation()}
     (folder / "body.json").write_text(json.dumps(body))
@@ -81,6 +86,7 @@ TABLES: list[tuple[tuple[str, ...], int]] = [
     (("sessions", "show", LONG), 20),
     (("sessions", "show", "alice/coder"), 20),
     (("keys",), 4),
+    (("audit",), 5),
     (("keys", "list"), 4),
     (("top", "--once"), 5),
     (("models", "a-model"), 2),

@@ -215,6 +215,18 @@
  */
 
 /**
+ * An entry of the audit log.
+ * @typedef {object} Change
+ * @property {string} at
+ * @property {string} action
+ * @property {string} target
+ * @property {string} actor
+ * @property {string} origin
+ * @property {unknown} old
+ * @property {unknown} new
+ */
+
+/**
  * A view. `update` is called if the address changed, but not the view.
  * @typedef {object} View
  * @property {string} title
