@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, print_json, print_table
-from gateway.cli.numbers import count, moment
+from gateway.cli.common import AsJson, ConfigFile, console, print_json, printable
+from gateway.cli.numbers import count, dollars, moment
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
     from gateway.core.ports import Store
 
-_COLUMNS = ("target", "action", "change", "by", "from", "time")
-#: columns that a small terminal leaves out, in this order
-_FIRST_TO_GO = ("from", "change")
+#: indent of the lines below the first one of a change
+_INDENT = "    "
 
 
 def audit(
@@ -37,18 +38,20 @@ def audit(
     if as_json:
         print_json(found)
     else:
-        print_table(_COLUMNS, [_cells(row) for row in found], right=("time",), first_to_go=_FIRST_TO_GO)
+        width = console().width
+        for row in found:
+            typer.echo("\n".join(_lines(row, width)))
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [
-        row["target"],
-        row["action"],
-        change_text(row["old"], row["new"]),
-        row["actor"],
-        row["origin"],
-        moment(row["at"]),
+def _lines(row: dict[str, Any], width: int) -> Iterator[str]:
+    """Yield the lines of a change: when and what, the values, and who."""
+    parts = [
+        f"{moment(row['at'])}  {row['action']}  {row['target']}",
+        f"{_INDENT}{change_text(row['old'], row['new'])}",
+        f"{_INDENT}by {row['actor']} from {row['origin']}",
     ]
+    for part in map(printable, parts):
+        yield from textwrap.wrap(part, width, subsequent_indent=_INDENT, break_on_hyphens=False)
 
 
 def change_text(old: Any, new: Any) -> str:
@@ -60,18 +63,20 @@ def change_text(old: Any, new: Any) -> str:
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) == after.get(name):
             continue
-        if new is None:
-            parts.append(f"{name} {_text(before[name])}")
-        elif old is None:
-            parts.append(f"{name} {_text(after[name])}")
+        is_usd = name.endswith("usd")
+        values = [_text(side.get(name), is_usd=is_usd) for side in (before, after)]
+        if new is None or old is None:
+            parts.append(f"{name} {values[old is None]}")
         else:
-            parts.append(f"{name} {_text(before.get(name))} to {_text(after.get(name))}")
+            parts.append(f"{name} {' to '.join(values)}")
     return ", ".join(parts)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, *, is_usd: bool = False) -> str:
     if value is None:
         return "none"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return " ".join(map(_text, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    if is_usd and isinstance(value, str):
+        return dollars(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -99,8 +99,8 @@ def change_json(entry: AuditEntry) -> dict[str, Any]:
 
 
 def key_settings_json(key: StoredKey) -> dict[str, Any]:
-    """Return the settings of a client key for the audit log, without its digest."""
-    return {"models": list(key.models), **_budget_json(key.limits), "rpm": key.rpm}
+    """Return the settings of a client key for the audit log, without its digest. null: not limited."""
+    return {"models": list(key.models) or None, **_budget_json(key.limits), "rpm": key.rpm}
 
 
 def _budget_json(limits: Limits) -> dict[str, Any]:

@@ -118,7 +118,8 @@ async def _used_json(store: Store, key: SessionKey) -> dict[str, Any] | None:
     balance = await _balance(store, Claim(key.account))
     if balance is None:
         return None
-    return {"tokens": balance.used.tokens, "usd": usd(balance.used.nano_usd), "calls": balance.used.calls}
+    used = balance.used
+    return {"used_tokens": used.tokens, "used_usd": usd(used.nano_usd), "used_calls": used.calls}
 
 
 async def _balance(store: Store, claim: Claim) -> Balance | None:

@@ -71,16 +71,18 @@ def test_a_key_that_could_not_be_printed_is_recorded_as_revoked(gateway_command:
     assert [one["action"] for one in entries(gateway_command, "sqlite://s.db")] == ["key.revoke", "key.add"]
 
 
-def test_the_table_is_newest_first_and_can_be_filtered(gateway_command: Commands) -> None:
+def test_the_list_is_newest_first_and_can_be_filtered(gateway_command: Commands) -> None:
     store = f"sqlite://{gateway_command.folder / 's.db'}"
-    for name in ("alice", "bob"):
-        gateway_command("keys", "add", name, "--yes", "--store", store)
-    head, *rows = gateway_command("audit", "--store", store).lines
-    assert head.split() == ["target", "action", "change", "by", "from", "time"]
-    assert [row.split()[:2] for row in rows] == [["bob", "key.add"], ["alice", "key.add"]]
-    assert ME in rows[0]
-    assert len(gateway_command("audit", "ali", "--store", store).lines) == 2
-    assert len(gateway_command("audit", "--limit", "1", "--store", store).lines) == 2
+    gateway_command("keys", "add", "alice", "--yes", "--budget-usd", "2.5", "--store", store)
+    gateway_command("keys", "add", "bob", "--yes", "--models", "m" * 200, "--store", store)
+    first, models, author, second, limits, _ = gateway_command("audit", "--store", store).lines
+    assert (first.split()[1:], second.split()[1:]) == (["key.add", "bob"], ["key.add", "alice"])
+    assert models == f"    models {'m' * 200}", "a pipe gets whole lines"
+    assert limits == "    usd $2.50"
+    assert author == f"    by command line from {ME}"
+    assert "alice" in gateway_command("audit", "ali", "--store", store).out
+    assert gateway_command("audit", "carol", "--store", store).out == ""
+    assert len(gateway_command("audit", "--limit", "1", "--store", store).lines) == 3
 
 
 def test_a_store_in_memory_has_no_log_to_read(gateway_command: Commands) -> None:
@@ -94,8 +96,9 @@ def test_a_store_in_memory_has_no_log_to_read(gateway_command: Commands) -> None
     [
         ({"tokens": 100, "usd": None}, {"tokens": 20_000, "usd": None}, "tokens 100 to 20,000"),
         ({"tokens": None}, {"tokens": 5, "calls": 1}, "tokens none to 5, calls none to 1"),
-        ({"tokens": 5}, None, "tokens 5"),
+        ({"used_tokens": 5, "used_usd": "1.5"}, None, "used_tokens 5, used_usd $1.50"),
         (None, {"models": ["a", "b"], "rpm": None}, "models a b"),
+        ({"budget.usd": "1.500000"}, {"budget.usd": None}, "budget.usd $1.50 to none"),
         ({"modes": True}, {"modes": False}, "modes True to False"),
         (None, None, ""),
         ('{"x": "… (5,000 characters)', None, '{"x": "… (5,000 characters) to none'),

@@ -86,7 +86,6 @@ TABLES: list[tuple[tuple[str, ...], int]] = [
     (("sessions", "show", LONG), 20),
     (("sessions", "show", "alice/coder"), 20),
     (("keys",), 4),
-    (("audit",), 5),
     (("keys", "list"), 4),
     (("top", "--once"), 5),
     (("models", "a-model"), 2),
@@ -155,3 +154,14 @@ def test_durations_shares_and_dollars_are_readable(gateway_command: Commands, fo
     assert shown["budget usd"] == "$0 of $20 used"
     assert shown["budget used"] == "0.0 %"
     assert shown["budget refills in"] in {"30d", "29d 23h"}
+
+
+def test_the_audit_log_fits_80_columns_and_shows_whole_names(folder: Path) -> None:
+    done = Terminal(folder, COLUMNS, "audit").done()
+    assert done.code == 0, done.err
+    assert max(map(len, done.lines)) <= COLUMNS
+    assert sum(not line.startswith(" ") for line in done.lines) == 4
+    text = "".join(line.strip() for line in done.lines)
+    assert text.count(LONG) == 2
+    assert text.count("by this machine without a key from fe80:0000:0000:0000:0202:b3ff:fe1e:8329") == 4
+    assert "$1,234,567,890.12" in text

@@ -76,8 +76,8 @@ def test_a_step_a_reset_and_a_deletion_are_recorded(open_gateway: GatewayThread)
     deleted, reset, again, step = changes(open_gateway)
     assert (step["action"], step["old"]["active_step"]) == ("session.step", "work")
     assert step["new"] == again["old"] == {"agent": "default", "active_step": "review", "sequence_index": 1}
-    assert (reset["action"], reset["old"]["tokens"], reset["old"]["calls"]) == ("session.reset", 42, 1)
-    assert (deleted["action"], deleted["old"]["tokens"], deleted["new"]) == ("session.delete", 6, None)
+    assert (reset["action"], reset["old"]["used_tokens"], reset["old"]["used_calls"]) == ("session.reset", 42, 1)
+    assert (deleted["action"], deleted["old"]["used_tokens"], deleted["new"]) == ("session.delete", 6, None)
 
 
 def test_resuming_a_session_is_recorded_only_if_it_was_stopped(

@@ -4,7 +4,7 @@
  */
 import { api } from "../api.js";
 import { fill, h, loading, notice } from "../dom.js";
-import { ago, number } from "../format.js";
+import { ago, number, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 
@@ -148,9 +148,10 @@ function changeText(old, now) {
   return [...new Set([...Object.keys(before), ...Object.keys(after)])]
     .filter((name) => JSON.stringify(before[name] ?? null) !== JSON.stringify(after[name] ?? null))
     .map((name) => {
-      if (now === null) return `${name} ${text(before[name])}`;
-      if (old === null) return `${name} ${text(after[name])}`;
-      return `${name} ${text(before[name])} → ${text(after[name])}`;
+      const show = name.endsWith("usd") ? dollars : text;
+      if (now === null) return `${name} ${show(before[name])}`;
+      if (old === null) return `${name} ${show(after[name])}`;
+      return `${name} ${show(before[name])} → ${show(after[name])}`;
     })
     .join(", ");
 }
@@ -165,4 +166,9 @@ function text(value) {
   if (value === null || value === undefined) return "none";
   if (Array.isArray(value)) return value.map(text).join(" ");
   return typeof value === "number" ? number(value) : String(value);
+}
+
+/** @param {unknown} value */
+function dollars(value) {
+  return typeof value === "string" ? usd(value) : text(value);
 }
