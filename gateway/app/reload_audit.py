@@ -17,7 +17,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Lessons, Store
 from gateway.server.audit import record_change
 
-#: the actor of a reload that nobody requested over the API
+#: the actor of a reload that was not requested over the API
 SIGNAL: Final = "signal SIGHUP"
 #: All workers get the signal within this time. A second signal with the same changes is then not recorded.
 _TOGETHER_S: Final = 10.0

@@ -113,14 +113,14 @@ function nothing(target) {
 function columns() {
   const cut = (/** @type {string} */ text) => h("span", { class: "cut", title: text }, text);
   return [
-    { name: "Target", show: target },
-    { name: "When", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.at) },
-    { name: "Action", width: "8.5rem", show: (row) => row.action },
-    { name: "Change", width: "18rem", wide: true, show: (row) => cut(changeText(row.old, row.new)) },
-    { name: "By", width: "12rem", wide: true, hint: "credential", show: (row) => cut(row.actor) },
+    { name: "Target", width: "15rem", narrow: "9rem", show: target },
+    { name: "When", width: "6.6rem", narrow: "5.2rem", show: (row) => ago(row.at) },
+    { name: "Action", width: "9.6rem", narrow: "8.2rem", show: (row) => row.action },
+    { name: "Change", wide: true, show: (row) => cut(changeText(row.old, row.new)) },
+    { name: "By", width: "14.5rem", wide: true, hint: "credential", show: (row) => cut(row.actor) },
     {
       name: "From",
-      width: "10rem",
+      width: "9rem",
       wide: true,
       hint: "address of the connection, or user and machine of a command",
       show: (row) => cut(row.origin),
