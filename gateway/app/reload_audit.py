@@ -6,6 +6,7 @@ import hashlib
 import platform
 import secrets
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -37,25 +38,29 @@ async def record_reload(store: Store, author: Author, old: Settings, new: Settin
     await record_change(store, author, "config.reload", CONFIGURATION, old=values, new=now_in_force)
 
 
-async def record_signal(store: Store, old: Settings, new: Settings) -> None:
+async def record_signal(store: Store, old: Settings, new: Settings, clock: Callable[[], float] = time.time) -> None:
     """Record a reload by a signal, unless another worker of this machine records the same one."""
-    if await claim_reload(store, old, new):
+    if await claim_reload(store, old, new, clock):
         await record_reload(store, Author(SIGNAL, platform.node()), old, new)
 
 
-async def claim_reload(store: Lessons, old: Settings, new: Settings) -> bool:
+async def claim_reload(store: Lessons, old: Settings, new: Settings, clock: Callable[[], float] = time.time) -> bool:
     """Return True if no other worker of this machine has claimed a reload with these changes just now.
 
     The worker that serves `POST /api/reload` claims it before the others get the signal. While the store is
-    unavailable, each worker records the reload, in its log.
+    unavailable, each worker records the reload, in its log. `clock`: returns Unix seconds.
     """
-    changed = hashlib.sha256(msgspec.json.encode(differences(old, new))).hexdigest()
-    mine = _Claim(changed, time.time(), secrets.token_hex(8))
+    values = differences(old, new)
+    changed = hashlib.sha256(msgspec.json.encode(values)).hexdigest()
+    has_changes = any(values)
+    mine = _Claim(changed, clock(), secrets.token_hex(8))
 
     def lesson(known: bytes | None) -> bytes:
         last = _decoded(known)
-        is_taken = last is not None and last.changed == changed and 0 <= mine.at - last.at < _TOGETHER_S
-        return known if is_taken and known is not None else msgspec.json.encode(mine)
+        if known is None or last is None or abs(mine.at - last.at) >= _TOGETHER_S:
+            return msgspec.json.encode(mine)
+        # A worker that has just started with the new configuration finds no changes.
+        return known if last.changed == changed or not has_changes else msgspec.json.encode(mine)
 
     name = f"served/reload/{platform.node()}"
     try:

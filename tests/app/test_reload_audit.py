@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 
 from gateway.app.reload_audit import SIGNAL, claim_reload, record_reload, record_signal
 from gateway.config.schema import Settings
@@ -32,8 +33,22 @@ async def test_each_reload_with_other_changes_is_recorded() -> None:
     store = MemoryStore()
     await record_signal(store, OLD, NEW)
     await record_signal(store, NEW, NEWER)
-    await record_signal(store, NEWER, NEWER)
-    assert await actors(store) == [SIGNAL] * 3
+    assert await actors(store) == [SIGNAL] * 2
+
+
+async def test_a_reload_without_changes_is_recorded_unless_another_worker_has_just_recorded_one() -> None:
+    store = MemoryStore()
+    await record_signal(store, NEW, NEW)
+    await record_signal(store, OLD, NEW)
+    await record_signal(store, NEW, NEW)
+    assert [entry.new for entry in (await store.changes(100)).entries] == [{"budget.tokens": 2}, {}]
+
+
+async def test_a_worker_whose_clock_was_read_first_does_not_record_the_reload_too() -> None:
+    store, now = MemoryStore(), time.time()
+    for seconds in (0.5, 0.0, 0.3):
+        await record_signal(store, OLD, NEW, lambda seconds=seconds: now + seconds)  # type: ignore[misc]
+    assert await actors(store) == [SIGNAL]
 
 
 async def test_a_requested_reload_is_not_recorded_as_a_signal_too() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ from gateway.core.stored import StoredKey
 from gateway.mock import MockProvider, MockServer
 from gateway.server.audit import key_settings_json, line_of, record_change
 from gateway.stores.memory import MemoryStore
-from tests.conftest import StartGateway
-from tests.support.gateways import GatewayThread
+from tests.conftest import StartGateway, StartProcess
+from tests.support.gateways import STARTS_S, GatewayThread, until
 from tests.support.web import Reply
 
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
@@ -104,6 +106,37 @@ def test_a_reload_is_recorded_with_the_keys_that_changed(with_keys: GatewayThrea
     assert (entry["action"], entry["target"], entry["actor"]) == ("config.reload", "configuration", "admin key")
     assert entry["old"] == {"budget.tokens": None}
     assert entry["new"] == {"budget.tokens": 77, "auth.keys[bob]": "set"}
+
+
+def test_a_reload_of_several_workers_is_recorded_once(
+    mock_server: MockServer, mock: MockProvider, gateway_process: StartProcess
+) -> None:
+    flags = {"server.workers": 2, "telemetry.log": {"level": "info"}, "budget.tokens": 1}
+    gateway = gateway_process(mock_server.url, **flags)
+
+    def answering() -> set[int]:
+        return {gateway.web.get("/api/health").json["worker"]["pid"] for _ in range(20)}
+
+    until(lambda: len(answering()) == 2, STARTS_S, "both workers have started")
+
+    def reload_with(tokens: int, ask: Callable[[], object]) -> None:
+        settings = json.loads(gateway.file.read_text())
+        settings["budget"] = {"tokens": tokens}
+        gateway.file.write_text(json.dumps(settings))
+        ask()
+        until(lambda: gateway.errors.read_text().count("configuration reloaded") == 2 * (tokens - 1))
+        until(lambda: recorded()[-1:] == [tokens])
+
+    def recorded() -> list[int]:
+        return [one["new"]["budget.tokens"] for one in gateway.web.get("/api/audit").json["changes"][::-1]]
+
+    reload_with(2, lambda: gateway.web.post("/api/reload"))
+    for tokens in (3, 4):
+        reload_with(tokens, lambda: gateway.signal(signal.SIGHUP))
+    entries = gateway.web.get("/api/audit").json["changes"]
+    assert [one["actor"] for one in entries] == [*["signal SIGHUP"] * 2, "this machine without a key"]
+    assert recorded() == [2, 3, 4]
+    until(lambda: gateway.errors.read_text().count("audit: config.reload") == 3)
 
 
 def test_a_change_that_was_refused_is_not_recorded(with_keys: GatewayThread) -> None:
