@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, console, print_json, printable
+from gateway.cli.common import AsJson, ConfigFile, console, print_json, printable, quoted
 from gateway.cli.numbers import count, dollars, moment
 from gateway.cli.sessions import StoreUrl, with_store
 
@@ -21,7 +21,7 @@ _INDENT = "    "
 
 def audit(
     target: Annotated[
-        str, typer.Argument(metavar="[TARGET]", help="Part of a session id or of the name of a key; omitted: all.")
+        str, typer.Argument(metavar="TARGET", help="Part of a session id or of the name of a key; omitted: all.")
     ] = "",
     limit: Annotated[int, typer.Option(metavar="N", parser=count(1, 10_000), help="Maximum number of changes.")] = 50,
     config: ConfigFile = None,
@@ -37,10 +37,12 @@ def audit(
     found = with_store(config, store, read)
     if as_json:
         print_json(found)
-    else:
-        width = console().width
-        for row in found:
-            typer.echo("\n".join(_lines(row, width)))
+        return
+    width = console().width
+    for row in found:
+        typer.echo("\n".join(_lines(row, width)))
+    if not found:
+        typer.echo("No changes are recorded" + (f" for {quoted(target)}." if target else "."), err=True)
 
 
 def _lines(row: dict[str, Any], width: int) -> Iterator[str]:
