@@ -22,7 +22,7 @@ from gateway.config.policies import (
     agents_of,
     budget_policy,
     id_headers_of,
-    limits_of,
+    key_of,
     provider_of,
     result_model,
     routes_of,
@@ -32,7 +32,6 @@ from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
-from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -134,15 +133,7 @@ class Parts:
         routes = routes_of(settings)
         admin = settings.auth.admin_key
         authenticator = Authenticator(
-            [
-                KeyRule(
-                    key.name,
-                    digest(key.key.get_secret_value()),
-                    key.models,
-                    KeyLimits(limits_of(key.budget), key.rpm),
-                )
-                for key in settings.auth.keys
-            ],
+            [KeyRule.of(key_of(row), digest(row.key.get_secret_value())) for row in settings.auth.keys],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
@@ -174,6 +165,7 @@ class Parts:
             lasting.new_id,
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
+            configured_keys=[key_of(row) for row in settings.auth.keys],
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker died

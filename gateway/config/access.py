@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Literal
 
@@ -10,6 +11,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Section, duration
 from gateway.core.calling_agent import MAIN
+from gateway.core.expiry import date_or_time
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
 from gateway.core.ledger.charging import ANY_AGENT
@@ -66,6 +68,23 @@ class ClientKey(Section):
     models: tuple[str, ...] = Field((), description="Shell patterns of the models that it may call; empty: all.")
     budget: KeyBudget = Field(KeyBudget(), description="Budget of all its sessions together.")
     rpm: int | None = Field(None, ge=1, le=2**53, description="Most requests per minute; null: unlimited.")
+    expires: str | None = Field(
+        None, description="Date (2026-12-31) or time (with Z for UTC) from which its calls are refused; null: never."
+    )
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _expires(cls, value: object) -> object:
+        # YAML reads a date without quotes as a date.
+        text = value.isoformat() if isinstance(value, date) else value
+        if isinstance(text, str):
+            date_or_time(text)
+        return text
+
+    @property
+    def expires_at(self) -> float | None:
+        """Return `expires` as Unix time in seconds."""
+        return date_or_time(self.expires) if self.expires is not None else None
 
     @field_validator("name")
     @classmethod

@@ -29,6 +29,7 @@ from gateway.core.steps import (
     TokensAbove,
     ToolUsed,
 )
+from gateway.core.stored import StoredKey
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.strategies import strategies_of
 
@@ -36,6 +37,11 @@ from gateway.core.trimming.strategies import strategies_of
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
     """Convert a configured budget into limits of the ledger."""
     return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
+
+
+def key_of(row: config.ClientKey) -> StoredKey:
+    """Convert a checked client key, without its digest and without the time of its creation."""
+    return StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm, row.expires_at)
 
 
 def budget_policy(settings: config.Settings) -> BudgetPolicy:

@@ -118,11 +118,13 @@ def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str
     if claim.declared.of(name) == limit:
         header = {"tokens": BUDGET_TOKENS, "nano_usd": BUDGET_USD}.get(name, b"").decode()
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
+    enough = max(2 * limit, balance.used[at] + 2 * needed)
     if balance.key.kind == "key":
-        return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
+        option = f"--budget-{_UNITS[name]} {_argument(enough, name)}"
+        return f"{refills}Raise it with: gateway keys set {balance.key.namespace} {option}, or in auth.keys."
     if balance.key.kind == "agent":
         return f"{refills}Raise the limit in budget.agents, or let the main agent or a new agent go on."
-    command = _command(balance.key, name, max(2 * limit, balance.used[at] + 2 * needed))
+    command = _command(balance.key, name, enough)
     return f"{refills}Raise it with: {command}, or start a new session."
 
 
@@ -130,15 +132,23 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     """Return a shell command that sets a session's budget to `enough`, or to the largest possible one."""
     name_shown = SessionKey(key.namespace, key.id).shown()
     session = quote(name_shown)
+    limit = _argument(enough, name)
     words = {
-        "tokens": [session, str(min(MOST, enough))],
-        "nano_usd": [session, "--usd", f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"],
-        "calls": [session, "--calls", str(min(MOST, enough))],
+        "tokens": [session, limit],
+        "nano_usd": [session, "--usd", limit],
+        "calls": [session, "--calls", limit],
     }[name]
     if name_shown.startswith("-"):
         # After two dashes nothing is read as an option.
         words = ["--", *words] if name == "tokens" else [*words[1:], "--", session]
     return " ".join(["gateway sessions budget", *words])
+
+
+def _argument(enough: int, name: Dimension) -> str:
+    """Return a limit as an argument of a command, at most the largest possible one."""
+    if name == "nano_usd":
+        return f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"
+    return str(min(MOST, enough))
 
 
 def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, int | str | None]:

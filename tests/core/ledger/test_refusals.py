@@ -153,7 +153,10 @@ def test_remedy_for_declared_budget_names_the_header() -> None:
 def test_remedy_for_client_key_names_its_configuration() -> None:
     key = Balance(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
     fault = refusal(Refused(key, "calls", 1, is_busy=False), Claim(key.key, Limits(calls=1)), POLICY, 0)
-    assert fault.message.startswith('The client key "alice" has used 1 of its 1 calls. Raise its budget where')
+    assert fault.message.startswith(
+        'The client key "alice" has used 1 of its 1 calls. Raise it with: '
+        "gateway keys set alice --budget-calls 3, or in auth.keys."
+    )
 
 
 def test_rate_limit_error_has_retry_after() -> None:

@@ -1,0 +1,186 @@
+"""Create and change client keys of the store, and show client keys as JSON, for /api and the commands."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Final
+
+from gateway import config
+from gateway.config.policies import key_of
+from gateway.core import errors
+from gateway.core.expiry import NO_DATE, date_or_time
+from gateway.core.ledger.arithmetic import NANO, NO_LIMITS, AccountKey, Balance, Claim
+from gateway.core.ports import Ledger, Store
+from gateway.core.stored import StoredKey
+from gateway.core.times import time_text
+from gateway.server.auth import digest
+from gateway.server.shown import session_budget_json
+from gateway.stores.key_uses import last_uses
+
+#: the settings of a client key that can be changed; those of its budget are changed one by one
+SETTINGS: Final = ("models", "budget", "rpm", "expires")
+
+
+def new_secret() -> str:
+    """Return a new secret of a client key, with 256 random bits."""
+    return f"gw-{secrets.token_urlsafe(32)}"
+
+
+def new_key(name: str, asked: Mapping[str, Any], secret: str, now: float) -> StoredKey:
+    """Return a client key with the requested settings. `now`: Unix time in seconds.
+
+    Raises:
+        ConfigError: the name or a setting is invalid.
+    """
+    return changed(StoredKey(name, digest(secret), now), asked, now)
+
+
+def changed(key: StoredKey, asked: Mapping[str, Any], now: float) -> StoredKey:
+    """Return a client key with the requested settings; others stay, also single limits of the budget.
+
+    Args:
+        key: the key as stored.
+        asked: values of `SETTINGS`. `expires` is a date, a time, or a duration from now; null removes a setting.
+        now: Unix time in seconds.
+
+    Raises:
+        ConfigError: settings are unknown or invalid; each problem begins with the name of the setting.
+    """
+    unknown = [
+        f"{name[:100]}: is no setting of a client key; use {', '.join(SETTINGS)}"
+        for name in asked
+        if name not in SETTINGS
+    ]
+    if unknown:
+        raise errors.ConfigError(unknown)
+    expires_at = _expires_at(asked["expires"], now) if "expires" in asked else key.expires_at
+    settings = {"models": asked.get("models", key.models) or (), "rpm": asked.get("rpm", key.rpm)}
+    budget = _merged_budget(key, asked.get("budget", {}))
+    checked = key_of(config.client_key(key.name, {**settings, "budget": budget}))
+    _check_patterns(checked.models)
+    limits = NO_LIMITS if checked.limits.is_none else checked.limits
+    if limits.is_none and (asked.get("budget") or {}).get("window") is not None:
+        raise errors.ConfigError(["budget.window: has no limit to refill; set tokens, usd or calls"])
+    return replace(key, models=checked.models, limits=limits, rpm=checked.rpm, expires_at=expires_at)
+
+
+def _merged_budget(key: StoredKey, asked: Any) -> dict[str, Any]:
+    """Return the budget of a client key as in the configuration, with the requested changes.
+
+    Raises:
+        ConfigError: it is no object.
+    """
+    if asked is None:
+        return {}
+    if not isinstance(asked, dict):
+        raise errors.ConfigError(["budget: must contain tokens, usd, calls or window; null removes the budget"])
+    limits = key.limits
+    present = {
+        "tokens": limits.tokens,
+        "usd": Decimal(limits.nano_usd) / NANO if limits.nano_usd is not None else None,
+        "calls": limits.calls,
+        "window": f"{limits.window_s:.0f}s" if limits.window_s is not None else None,
+    }
+    return {**present, **asked}
+
+
+def _check_patterns(patterns: Sequence[str]) -> None:
+    """Refuse a pattern that no model name matches: such a key would be listed with models, but may call none.
+
+    Raises:
+        ConfigError: a pattern is empty, or contains white space or a comma.
+    """
+    for pattern in patterns:
+        if not pattern or any(char.isspace() or char == "," for char in pattern):
+            raise errors.ConfigError(["models: each must be one pattern of model names, without commas or spaces"])
+
+
+def _expires_at(asked: Any, now: float) -> float | None:
+    """Return the Unix time of a date, a time or a duration from now; None for null.
+
+    Raises:
+        ConfigError: it is none of these, or not in the future.
+    """
+    if asked is None:
+        return None
+    try:
+        at = _time_of(asked if isinstance(asked, str) else "", now)
+    except ValueError:
+        raise errors.ConfigError([f"expires: {NO_DATE}, or a duration like 30d"]) from None
+    if at <= now:
+        raise errors.ConfigError(["expires: must be in the future; revoke the key to end it now"])
+    return at
+
+
+def _time_of(text: str, now: float) -> float:
+    try:
+        return now + config.duration(text)
+    except ValueError:
+        return date_or_time(text)
+
+
+def rotated(key: StoredKey, secret: str, now: float, overlap: Any) -> StoredKey:
+    """Return a client key with a new secret. The present one is accepted for the duration `overlap`; "0": ends now.
+
+    Raises:
+        ConfigError: the overlap is invalid, or too many replaced secrets are still accepted.
+    """
+    try:
+        overlap_s = 0 if overlap in ("0", "0s", 0) else config.duration(overlap if isinstance(overlap, str) else "")
+    except ValueError as error:
+        raise errors.ConfigError([f"overlap: {error}; 0 ends the present secret at once"]) from None
+    try:
+        return key.rotated(digest(secret), now, overlap_s)
+    except ValueError as error:
+        raise errors.ConfigError([f"overlap: {error}"]) from None
+
+
+async def rows_of(store: Store, keys: Sequence[StoredKey], configured: Sequence[StoredKey]) -> list[dict[str, Any]]:
+    """Return client keys as JSON, with their budgets, their sessions and their last use.
+
+    `configured`: those of the keys that are in the configuration, without a time of creation.
+    """
+    uses = await last_uses(store)
+    counts = await store.session_counts([key.name for key in keys])
+    rows = []
+    for key, (balance, problem), sessions in zip(keys, await _balances(store, keys), counts, strict=True):
+        budget = session_budget_json(balance, has_modes=False)["budget"] if balance is not None else None
+        rows.append(
+            {
+                "name": key.name,
+                "in_configuration": any(key is one for one in configured),
+                "models": list(key.models),
+                "budget": budget,
+                "window_s": key.limits.window_s,
+                "rpm": key.rpm,
+                "created_at": time_text(key.created_at) if key.created_at else None,
+                "expires_at": time_text(key.expires_at) if key.expires_at is not None else None,
+                "replaced_until": [time_text(one.until) for one in key.replaced],
+                "last_used_at": time_text(uses[key.name]) if key.name in uses else None,
+                "sessions": sessions,
+                "problem": problem,
+            }
+        )
+    return rows
+
+
+def current(key: StoredKey, now: float) -> StoredKey:
+    """Return a client key without replaced secrets that have ended. `now`: Unix time in seconds."""
+    return replace(key, replaced=tuple([one for one in key.replaced if one.until > now]))
+
+
+async def _balances(store: Ledger, keys: Sequence[StoredKey]) -> list[tuple[Balance | None, str | None]]:
+    """Return the balance of each client key, or the reason why its account cannot be read.
+
+    An unreadable account does not hide the balances of other keys.
+    """
+    try:
+        found = await store.balances([Claim(AccountKey("key", key.name), key.limits) for key in keys])
+    except errors.StoreDamaged as fault:
+        if len(keys) > 1:
+            return [one for key in keys for one in await _balances(store, [key])]
+        return [(None, fault.message)]
+    return [(balance, None) for balance in found]
