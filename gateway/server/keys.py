@@ -62,6 +62,7 @@ class KeysApi:
         return {
             "keys": await rows_of(self._store, seen, configured),
             "calls_need_key": self._rules().authenticator.needs_key,
+            "may_change": access.admin,
         }
 
     async def _create(self, asked: dict[str, Any]) -> Response:

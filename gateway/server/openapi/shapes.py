@@ -273,6 +273,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         {
             "keys": array(reference("ClientKey")),
             "calls_need_key": boolean("false: calls without a client key are accepted, until the first key is made"),
+            "may_change": boolean("the caller may make and change keys"),
         },
     ),
     "MadeClientKey": record("a client key with a new secret", {**_KEY_FIELDS, **_KEY_SECRET}),

@@ -203,6 +203,23 @@
  */
 
 /**
+ * A client key, without its secret.
+ * @typedef {object} Key
+ * @property {string} name
+ * @property {boolean} in_configuration
+ * @property {string[]} models
+ * @property {Budget | null} budget
+ * @property {number | null} window_s
+ * @property {number | null} rpm
+ * @property {string | null} created_at
+ * @property {string | null} expires_at
+ * @property {string[]} replaced_until
+ * @property {string | null} last_used_at
+ * @property {number} sessions
+ * @property {string | null} problem
+ */
+
+/**
  * A view. `update` is called if the address changed, but not the view.
  * @typedef {object} View
  * @property {string} title
