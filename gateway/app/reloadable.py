@@ -26,6 +26,7 @@ from gateway.config.policies import (
     provider_of,
     result_model,
     routes_of,
+    shared_budgets,
 )
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
@@ -132,12 +133,14 @@ class Parts:
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
+        shared = shared_budgets(settings)
         authenticator = Authenticator(
-            [KeyRule.of(key_of(row), digest(row.key.get_secret_value())) for row in settings.auth.keys],
+            [KeyRule.of(key_of(row), digest(row.key.get_secret_value()), shared) for row in settings.auth.keys],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
             is_required=settings.auth.required,
+            shared=shared,
         )
         bounds = Bounds(
             max_body=int(server.max_body_mb * 2**20),
@@ -166,6 +169,7 @@ class Parts:
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
             configured_keys=[key_of(row) for row in settings.auth.keys],
+            shared=shared,
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker died

@@ -45,12 +45,14 @@ _COLUMNS: Final = (
     "window",
     "rpm",
     "used",
+    "group",
     "sessions",
     "last used",
     "expires",
 )
+_NUMBERS: Final = tuple(column for column in _COLUMNS if column not in ("name", "models", "group"))
 #: columns that a small terminal does not show, in this order
-_FIRST_TO_GO: Final = ("sessions", "rpm", "calls", "models", "expires", "last used")
+_FIRST_TO_GO: Final = ("sessions", "rpm", "calls", "models", "expires", "group", "last used")
 #: the word that removes a limit
 _NONE: Final = "none"
 #: the word for models without patterns
@@ -75,19 +77,34 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 @app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and their usage. The keys themselves are never shown again."""
-    from gateway.config.policies import key_of
-    from gateway.server.client_keys import current
+    from gateway.config.policies import key_of, shared_budgets
+    from gateway.server.client_keys import current, shared_rows
 
-    configured, now = [key_of(row) for row in load(config).settings.auth.keys], time.time()
+    settings, now = load(config).settings, time.time()
+    configured, shared = [key_of(row) for row in settings.auth.keys], shared_budgets(settings)
 
-    async def read(opened: Store) -> list[dict[str, Any]]:
-        return await _rows(opened, [*configured, *[current(key, now) for key in await opened.keys()]], configured)
+    async def read(opened: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        keys = [*configured, *[current(key, now) for key in await opened.keys()]]
+        return await _rows(opened, keys, configured), await shared_rows(opened, shared)
 
-    rows = with_store(config, store, read)
+    rows, budgets = with_store(config, store, read)
     if as_json:
         print_json(rows)
         return
-    print_table(_COLUMNS, [_cells(row) for row in rows], right=_COLUMNS[2:], first_to_go=_FIRST_TO_GO)
+    print_table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
+    for row in budgets:
+        _print_shared(row)
+
+
+def _print_shared(row: dict[str, Any]) -> None:
+    """Print how much of a budget that client keys share is used."""
+    name = f"group {row['group']}" if row["group"] is not None else "all keys"
+    if row["problem"] is not None:
+        typer.echo(f"{name}: {row['problem']}", err=True)
+    elif row["budget"] is None:
+        typer.echo(f"{name}: no budget")
+    else:
+        typer.echo(f"{name}: {share(row['budget']['used_fraction'])} of the budget is used")
 
 
 @app.command(cls=Command)
@@ -114,6 +131,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
         str | None,
         typer.Option(metavar="DATE|30d", help="When its calls begin to be refused: a date, a time or a duration."),
     ] = None,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Group of auth.groups that it belongs to.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation before the first key.")] = False,
     config: ConfigFile = None,
     store: StoreUrl = None,
@@ -136,10 +154,10 @@ def add(  # noqa: PLR0917  # typer calls it by name
     if any(key.name == name for key in auth.keys):
         stop(f'The configuration already has a key "{name}" (auth.keys). Choose another name.', Exit.USAGE)
     given = {"tokens": budget_tokens, "usd": budget_usd, "calls": budget_calls, "window": window}
-    asked = _asked(given, models, rpm, expires)
+    asked = _asked(given, models=models, rpm=rpm, expires=expires, group=group)
     secret = new_secret()
     with _option_errors(asked):
-        key = new_key(name, asked, secret, time.time())
+        key = new_key(name, asked, secret, time.time(), auth.groups)
     is_open = not auth.keys and not auth.required
     if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
         _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
@@ -184,6 +202,7 @@ def change(  # noqa: PLR0917  # typer calls it by name
     expires: Annotated[
         str | None, typer.Option(metavar="DATE|30d|none", help="When its calls begin to be refused.")
     ] = None,
+    group: Annotated[str | None, typer.Option(metavar="NAME|none", help="Group of auth.groups.")] = None,
     config: ConfigFile = None,
     store: StoreUrl = None,
     as_json: AsJson = False,
@@ -195,16 +214,15 @@ def change(  # noqa: PLR0917  # typer calls it by name
     from gateway.server.client_keys import changed
 
     given = {"tokens": budget_tokens, "usd": budget_usd, "calls": budget_calls, "window": window}
-    asked = _asked(given, [] if models == [_ALL] else models, rpm, expires)
+    asked = _asked(given, models=[] if models == [_ALL] else models, rpm=rpm, expires=expires, group=group)
     if not asked:
         stop("Name what to change, such as --budget-usd 20 or --expires 30d.", Exit.USAGE)
-    now = time.time()
-    row = _changed(name, lambda key: changed(key, asked, now), asked, (config, store))
+    now, groups = time.time(), load(config).settings.auth.groups
+    row = _changed(name, lambda key: changed(key, asked, now, groups), asked, (config, store))
     if as_json:
         print_json(row)
     else:
-        columns, cells = _COLUMNS, _cells(row)
-        print_table(("", ""), [[one, cell] for one, cell in zip(columns, cells, strict=True) if cell])
+        print_table(_COLUMNS, [_cells(row)], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
 
 
 @app.command(cls=Command)
@@ -324,20 +342,10 @@ def _suggest_key(name: str, config: Path | None, store: str | None) -> str:
     return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])
 
 
-def _asked(
-    budget: Mapping[str, object], models: Sequence[str] | None, rpm: object, expires: str | None
-) -> dict[str, Any]:
+def _asked(budget: Mapping[str, object], **settings: object) -> dict[str, Any]:
     """Return the named options as settings of a client key; none as null."""
-    named = {
-        "budget": {
-            unit: _value(_amount(given) if unit == "usd" else given)
-            for unit, given in budget.items()
-            if given is not None
-        },
-        "models": models,
-        "rpm": rpm,
-        "expires": expires,
-    }
+    limits = {unit: _amount(given) if unit == "usd" else given for unit, given in budget.items()}
+    named = {"budget": {unit: _value(given) for unit, given in limits.items() if given is not None}, **settings}
     return {name: _value(given) for name, given in named.items() if given is not None and given != {}}
 
 
@@ -414,6 +422,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         span(row["window_s"]) if row["window_s"] is not None else "",
         number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
+        row["group"] or "",
         number_or_empty(row["sessions"]),
         moment_or_empty(row["last_used_at"]),
         moment_or_empty(row["expires_at"]),

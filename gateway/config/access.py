@@ -72,6 +72,8 @@ class ClientKey(Section):
         None, description="Date (2026-12-31) or time (with Z for UTC) from which its calls are refused; null: never."
     )
 
+    group: str | None = Field(None, description="Group of auth.groups whose budget it shares; null: none.")
+
     @field_validator("expires", mode="before")
     @classmethod
     def _expires(cls, value: object) -> object:
@@ -103,12 +105,22 @@ class ClientKey(Section):
         return _long_enough(value)
 
 
+class KeyGroup(Section):
+    """A group of client keys."""
+
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys of this group together.")
+
+
 class Auth(Section):
     """Client keys and the admin key."""
 
     keys: tuple[ClientKey, ...] = Field(
         (), description="Client keys. Without any key the gateway accepts every caller, so listen on loopback only."
     )
+    groups: dict[str, KeyGroup] = Field(
+        default_factory=dict, description="Groups of client keys that share a budget. A key names its group."
+    )
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys together.")
     required: bool = Field(
         default=False,
         description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in the "
@@ -130,11 +142,26 @@ class Auth(Section):
                 raise ValueError(f"keys[{pair[0]}] and keys[{pair[1]}] have the same {what}")
         return keys
 
+    @field_validator("groups")
+    @classmethod
+    def _groups(cls, groups: dict[str, KeyGroup]) -> dict[str, KeyGroup]:
+        for name in groups:
+            if not is_valid(name):
+                raise ValueError(f"{name!r} cannot be the name of a group; use {ID_FORM}")
+        return groups
+
     @field_validator("admin_key")
     @classmethod
     def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
         # An empty key (${ADMIN_KEY:-}) would match an empty credential.
         return _long_enough(value) if value is not None and value.get_secret_value().strip() else None
+
+    @model_validator(mode="after")
+    def _known_groups(self) -> Auth:
+        for index, key in enumerate(self.keys):
+            if key.group is not None and key.group not in self.groups:
+                raise ValueError(f"keys[{index}].group: auth.groups has no group {key.group!r}")
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:

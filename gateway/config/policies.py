@@ -13,7 +13,7 @@ from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy, SharedBudgets
 from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
 from gateway.core.providers import host_row, price_factor
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
@@ -41,7 +41,13 @@ def limits_of(row: config.KeyBudget) -> ledger.Limits:
 
 def key_of(row: config.ClientKey) -> StoredKey:
     """Convert a checked client key, without its digest and without the time of its creation."""
-    return StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm, row.expires_at)
+    return StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm, row.expires_at, group=row.group)
+
+
+def shared_budgets(settings: config.Settings) -> SharedBudgets:
+    """Convert the budgets that client keys share for core."""
+    auth = settings.auth
+    return SharedBudgets(limits_of(auth.budget), {name: limits_of(row.budget) for name, row in auth.groups.items()})
 
 
 def budget_policy(settings: config.Settings) -> BudgetPolicy:

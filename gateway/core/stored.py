@@ -96,6 +96,7 @@ class StoredKey:
         rpm: requests per minute; None for any number.
         expires_at: Unix time in seconds from which its calls are refused; None: never.
         replaced: earlier secrets that are still accepted, or were when the key was last changed.
+        group: the group of client keys whose budget it shares; None: none.
     """
 
     name: str
@@ -106,6 +107,7 @@ class StoredKey:
     rpm: int | None = None
     expires_at: float | None = None
     replaced: tuple[ReplacedSecret, ...] = ()
+    group: str | None = None
 
     @property
     def digests(self) -> tuple[bytes, ...]:

@@ -15,8 +15,8 @@ from typing import Final
 from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from gateway.core.http.headers import CREDENTIALS, Headers, credential, header
-from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits
+from gateway.core.ledger.arithmetic import NO_LIMITS, Claim, Limits
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, SharedBudgets
 from gateway.core.ledger.session_key import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
 from gateway.core.stored import StoredKey
 from gateway.core.times import time_text
@@ -28,6 +28,7 @@ _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-h
 _UNIQUE_HEADERS: Final = (b"host", *sorted(CREDENTIALS))
 #: number of hexadecimal digits of the hash of an unknown credential that are shown
 _HASH_DIGITS: Final = 8
+_NOTHING_SHARED: Final = SharedBudgets()
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -48,9 +49,9 @@ class KeyRule:
     replaced_until: float | None = None
 
     @classmethod
-    def of(cls, key: StoredKey, secret: bytes) -> KeyRule:
+    def of(cls, key: StoredKey, secret: bytes, shared: SharedBudgets) -> KeyRule:
         """Return the rule of a client key for a caller that sends the secret with this digest."""
-        limits = KeyLimits(key.limits, key.rpm)
+        limits = KeyLimits(key.limits, key.rpm, shared.claims(key.group))
         return cls(key.name, secret, key.models, limits, key.expires_at, key.accepts_until(secret))
 
     def end(self, now: float) -> str | None:
@@ -76,12 +77,14 @@ def _shown(time: float) -> str:
 class Access:
     """What a caller of /api may see and change.
 
-    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key.
+    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key. `shared`: the budgets
+    that this key shares with others.
     """
 
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
+    shared: tuple[Claim, ...] = ()
 
 
 def check_single(headers: Headers) -> None:
@@ -128,6 +131,7 @@ class Authenticator:
         origins: origins of other web pages that may call.
         stored: returns the present client keys of the store, by digest.
         is_required: every call needs a client key, even if none exists.
+        shared: the budgets that client keys of the store share.
         now: returns Unix time in seconds.
     """
 
@@ -139,12 +143,14 @@ class Authenticator:
         stored: Callable[[], Mapping[bytes, StoredKey]] = dict,
         *,
         is_required: bool = False,
+        shared: SharedBudgets = _NOTHING_SHARED,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._origins = frozenset(origins)
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
         self._is_required = is_required
+        self._shared = shared
         self._now = now
         self._admin = digest(admin_key) if admin_key is not None else None
 
@@ -191,7 +197,7 @@ class Authenticator:
         rule = self._rule_in_force(presented)
         if rule is not None:
             # A client key selects its own sessions, also for requests from this machine.
-            return Access(rule.name, admin=False, limits=rule.budget.limits)
+            return Access(rule.name, admin=False, limits=rule.budget.limits, shared=rule.budget.shared)
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
             return Access(None, admin=True)
         if not self.needs_key and presented and not _is_loopback(peer):
@@ -213,7 +219,7 @@ class Authenticator:
         stored = self._stored().get(value)
         if stored is None:
             return None
-        return KeyRule.of(stored, value)
+        return KeyRule.of(stored, value, self._shared)
 
     def _rule_in_force(self, presented: Sequence[bytes]) -> KeyRule | None:
         """Return the first presented client key that is in force, or None if none is known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
@@ -13,6 +13,7 @@ from gateway.config.policies import key_of
 from gateway.core import errors
 from gateway.core.expiry import NO_DATE, date_or_time
 from gateway.core.ledger.arithmetic import NANO, NO_LIMITS, AccountKey, Balance, Claim
+from gateway.core.ledger.charging import ALL_KEYS, SharedBudgets
 from gateway.core.ports import Ledger, Store
 from gateway.core.stored import StoredKey
 from gateway.core.times import time_text
@@ -21,7 +22,7 @@ from gateway.server.shown import session_budget_json
 from gateway.stores.key_uses import last_uses
 
 #: the settings of a client key that can be changed; those of its budget are changed one by one
-SETTINGS: Final = ("models", "budget", "rpm", "expires")
+SETTINGS: Final = ("models", "budget", "rpm", "expires", "group")
 
 
 def new_secret() -> str:
@@ -29,22 +30,23 @@ def new_secret() -> str:
     return f"gw-{secrets.token_urlsafe(32)}"
 
 
-def new_key(name: str, asked: Mapping[str, Any], secret: str, now: float) -> StoredKey:
-    """Return a client key with the requested settings. `now`: Unix time in seconds.
+def new_key(name: str, asked: Mapping[str, Any], secret: str, now: float, groups: Collection[str] = ()) -> StoredKey:
+    """Return a client key with the requested settings, see `changed`. `now`: Unix time in seconds.
 
     Raises:
         ConfigError: the name or a setting is invalid.
     """
-    return changed(StoredKey(name, digest(secret), now), asked, now)
+    return changed(StoredKey(name, digest(secret), now), asked, now, groups)
 
 
-def changed(key: StoredKey, asked: Mapping[str, Any], now: float) -> StoredKey:
+def changed(key: StoredKey, asked: Mapping[str, Any], now: float, groups: Collection[str] = ()) -> StoredKey:
     """Return a client key with the requested settings; others stay, also single limits of the budget.
 
     Args:
         key: the key as stored.
         asked: values of `SETTINGS`. `expires` is a date, a time, or a duration from now; null removes a setting.
         now: Unix time in seconds.
+        groups: the groups of the configuration, of which it may name one.
 
     Raises:
         ConfigError: settings are unknown or invalid; each problem begins with the name of the setting.
@@ -57,14 +59,19 @@ def changed(key: StoredKey, asked: Mapping[str, Any], now: float) -> StoredKey:
     if unknown:
         raise errors.ConfigError(unknown)
     expires_at = _expires_at(asked["expires"], now) if "expires" in asked else key.expires_at
-    settings = {"models": asked.get("models", key.models) or (), "rpm": asked.get("rpm", key.rpm)}
+    settings = {name: asked.get(name, getattr(key, name)) for name in ("rpm", "group")}
+    settings["models"] = asked.get("models", key.models) or ()
     budget = _merged_budget(key, asked.get("budget", {}))
     checked = key_of(config.client_key(key.name, {**settings, "budget": budget}))
     _check_patterns(checked.models)
+    if asked.get("group") is not None and checked.group not in groups:
+        raise errors.ConfigError(["group: auth.groups of the configuration has no group of this name"])
     limits = NO_LIMITS if checked.limits.is_none else checked.limits
     if limits.is_none and (asked.get("budget") or {}).get("window") is not None:
         raise errors.ConfigError(["budget.window: has no limit to refill; set tokens, usd or calls"])
-    return replace(key, models=checked.models, limits=limits, rpm=checked.rpm, expires_at=expires_at)
+    return replace(
+        key, models=checked.models, limits=limits, rpm=checked.rpm, expires_at=expires_at, group=checked.group
+    )
 
 
 def _merged_budget(key: StoredKey, asked: Any) -> dict[str, Any]:
@@ -145,13 +152,15 @@ async def rows_of(store: Store, keys: Sequence[StoredKey], configured: Sequence[
     """
     uses = await last_uses(store)
     counts = await store.session_counts([key.name for key in keys])
+    balances = await _balances(store, [Claim(AccountKey("key", key.name), key.limits) for key in keys])
     rows = []
-    for key, (balance, problem), sessions in zip(keys, await _balances(store, keys), counts, strict=True):
+    for key, (balance, problem), sessions in zip(keys, balances, counts, strict=True):
         budget = session_budget_json(balance, has_modes=False)["budget"] if balance is not None else None
         rows.append(
             {
                 "name": key.name,
                 "in_configuration": any(key is one for one in configured),
+                "group": key.group,
                 "models": list(key.models),
                 "budget": budget,
                 "window_s": key.limits.window_s,
@@ -167,20 +176,32 @@ async def rows_of(store: Store, keys: Sequence[StoredKey], configured: Sequence[
     return rows
 
 
+async def shared_rows(store: Ledger, shared: SharedBudgets) -> list[dict[str, Any]]:
+    """Return the budgets that client keys share as JSON: that of all keys under the name null, and of each group."""
+    claims = [Claim(ALL_KEYS, shared.every_key)] if not shared.every_key.is_none else []
+    claims += [Claim(AccountKey("group", name), limits) for name, limits in shared.groups.items()]
+    rows = []
+    for claim, (balance, problem) in zip(claims, await _balances(store, claims), strict=True):
+        budget = session_budget_json(balance, has_modes=False)["budget"] if balance is not None else None
+        group = claim.key.namespace if claim.key.kind == "group" else None
+        rows.append({"group": group, "budget": budget, "window_s": claim.configured.window_s, "problem": problem})
+    return rows
+
+
 def current(key: StoredKey, now: float) -> StoredKey:
     """Return a client key without replaced secrets that have ended. `now`: Unix time in seconds."""
     return replace(key, replaced=tuple([one for one in key.replaced if one.until > now]))
 
 
-async def _balances(store: Ledger, keys: Sequence[StoredKey]) -> list[tuple[Balance | None, str | None]]:
-    """Return the balance of each client key, or the reason why its account cannot be read.
+async def _balances(store: Ledger, claims: Sequence[Claim]) -> list[tuple[Balance | None, str | None]]:
+    """Return the balance of each account, or the reason why it cannot be read.
 
     An unreadable account does not hide the balances of other keys.
     """
     try:
-        found = await store.balances([Claim(AccountKey("key", key.name), key.limits) for key in keys])
+        found = await store.balances(claims)
     except errors.StoreDamaged as fault:
-        if len(keys) > 1:
-            return [one for key in keys for one in await _balances(store, [key])]
+        if len(claims) > 1:
+            return [one for claim in claims for one in await _balances(store, [claim])]
         return [(None, fault.message)]
     return [(balance, None) for balance in found]

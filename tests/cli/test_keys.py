@@ -176,6 +176,21 @@ def test_key_of_the_configuration_is_changed_there(gateway_command: Commands) ->
     )
 
 
+def test_key_joins_a_group_of_the_configuration(gateway_command: Commands) -> None:
+    gateway_command.file("auth: {groups: {research: {budget: {usd: 5}}}, budget: {calls: 9}}", "gateway.yaml")
+    assert gateway_command("keys", "add", "carol", "--group", "research").code == 0
+    assert listed(gateway_command, "carol")["group"] == "research"
+    shown = gateway_command("keys", "list").out
+    assert "all keys: 0 % of the budget is used\ngroup research: 0 % of the budget is used" in shown
+    wrong = gateway_command("keys", "set", "carol", "--group", "nobody")
+    assert (wrong.code, wrong.err) == (
+        2,
+        '--group "nobody": auth.groups of the configuration has no group of this name\n',
+    )
+    assert gateway_command("keys", "set", "carol", "--group", "none").code == 0
+    assert listed(gateway_command, "carol")["group"] is None
+
+
 def test_rotated_key_prints_the_new_secret_and_when_the_old_one_ends(gateway_command: Commands) -> None:
     first = gateway_command("keys", "add", "carol").out.strip()
     done = gateway_command("keys", "rotate", "carol")

@@ -34,6 +34,13 @@ def test_change_of_budget_keeps_limits_that_are_not_named(asked: Any, limits: Li
     assert (now.digest, now.models, now.rpm, now.expires_at) == (KEY.digest, KEY.models, KEY.rpm, KEY.expires_at)
 
 
+def test_group_must_be_configured_and_can_be_left() -> None:
+    member = changed(KEY, {"group": "research"}, NOW, {"research": NO_LIMITS})
+    assert member.group == "research"
+    assert changed(member, {"rpm": 3}, NOW).group == "research", "of a group that is no longer configured"
+    assert changed(member, {"group": None}, NOW).group is None
+
+
 def test_null_removes_a_setting_and_others_stay() -> None:
     now = changed(KEY, {"models": None, "rpm": None, "expires": None}, NOW)
     assert (now.models, now.rpm, now.expires_at, now.limits) == ((), None, None, KEY.limits)
@@ -55,6 +62,7 @@ def test_null_removes_a_setting_and_others_stay() -> None:
         ({"budget": {"euro": 1}}, "budget.euro: "),
         ({"budget": {"window": "soon"}}, "budget.window: must be a duration"),
         ({"budget": {"usd": None, "tokens": None, "window": "1h"}}, "budget.window: has no limit"),
+        ({"group": "nobody"}, "group: auth.groups of the configuration has no group"),
         ({"expires": 5}, "expires: must be a date"),
         ({"expires": "2020-01-01"}, "expires: must be in the future"),
         ({"expires": ""}, "expires: must be a date"),

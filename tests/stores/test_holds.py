@@ -75,4 +75,4 @@ def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> 
     assert [*state] == [
         "epochs", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
     ]  # fmt: skip
-    assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm", "expires_at", "replaced"]
+    assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm", "expires_at", "replaced", "group"]

@@ -1,4 +1,4 @@
-"""The last use of client keys is saved behind the calls, and is never lost or set back."""
+"""The last use of client keys is saved after the calls, and is never lost or set back."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Refused,
 )
+from gateway.core.ledger.charging import ALL_KEYS
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord
@@ -228,6 +229,22 @@ async def test_call_that_fits_only_without_other_holds_is_busy(store: Store, hol
             assert (outcome.dimension, outcome.is_busy) == (name, is_busy)
 
 
+async def test_keys_of_a_group_are_refused_by_what_they_spend_together(store: Store, hold: Make) -> None:
+    every_key = claim(ALL_KEYS, 100)
+    group, other = claim(AccountKey("group", "research"), 50), claim(AccountKey("group", "sales"), 90)
+    first = hold(every_key, group, claim(KEY, 40), fixed=Amount(30))
+    await granted(store, first)
+    busy = await refused(store, hold(every_key, group, claim(AccountKey("key", "bob"), 40), fixed=Amount(30)))
+    assert (busy.balance.key, busy.is_busy) == (group.key, True)
+    await store.settle(spends(first, Amount(45)))
+    spent = await refused(store, hold(every_key, group, claim(AccountKey("key", "bob"), 40), fixed=Amount(30)))
+    assert (spent.balance.key, spent.is_busy, spent.balance.used.tokens) == (group.key, False, 45)
+    await store.expire(10.0**9)
+    whole = await refused(store, hold(every_key, other, claim(AccountKey("key", "eve"), 90), fixed=Amount(60)))
+    assert (whole.balance.key, whole.balance.used.tokens) == (ALL_KEYS, 45)
+    await granted(store, hold(every_key, other, claim(AccountKey("key", "eve"), 90), fixed=Amount(55)))
+
+
 async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) -> None:
     claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
     for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
@@ -333,6 +350,8 @@ async def test_accounts_of_one_name_and_another_kind_or_spelling_are_others(stor
         AccountKey("key", "alice/s", ""),
         AccountKey("rate", "alice", ""),
         AccountKey("key", "alice", "s"),
+        AccountKey("group", "alice"),
+        AccountKey("all", "alice"),
         AccountKey("session", "alice", "s:a"),
         AccountKey("session", "alice}", "{s"),
     ]

@@ -64,16 +64,17 @@ def nano(usd: Decimal | int) -> int:
 class AccountKey(NamedTuple):
     """Identify an account: of a session, of an agent in it, of a client key, or (`rate`) its requests in this minute.
 
-    The `id` of a session's account is the session's id. That of an agent is `SESSION/AGENT`, as no id has a slash.
+    Client keys share accounts: that of their `group`, whose name is the namespace, and that of `all` keys together. The
+    `id` of a session's account is the session's id. That of an agent is `SESSION/AGENT`, as no id has a slash.
     """
 
-    kind: Literal["session", "agent", "key", "rate"]
+    kind: Literal["session", "agent", "key", "rate", "group", "all"]
     namespace: str
     id: str = ""
 
     @property
     def session_id(self) -> str:
-        """Return the id of the session that the account belongs to; empty for that of a client key."""
+        """Return the id of the session that the account belongs to; empty for those of client keys."""
         return self.id.partition("/")[0] if self.kind == "agent" else self.id
 
     @property

@@ -79,13 +79,35 @@ class BudgetPolicy:
 
 
 class KeyLimits(NamedTuple):
-    """Limits of a client key: for all its sessions together, and `rpm`, its requests per minute (None: any number)."""
+    """Limits of a client key: for all its sessions together, and `rpm`, its requests per minute (None: any number).
+
+    `shared`: the accounts with limits that it shares with other client keys, see `SharedBudgets`.
+    """
 
     limits: Limits = NO_LIMITS
     rpm: int | None = None
+    shared: tuple[Claim, ...] = ()
 
 
 NO_KEY_BUDGET: Final = KeyLimits()
+
+
+#: the account of all client keys together
+ALL_KEYS: Final = AccountKey("all", "all")
+
+
+class SharedBudgets(NamedTuple):
+    """The limits that client keys share: `every_key` of all of them together, `groups` by the name of the group."""
+
+    every_key: Limits = NO_LIMITS
+    groups: Mapping[str, Limits] = {}
+
+    def claims(self, group: str | None) -> tuple[Claim, ...]:
+        """Return the claims of a client key in this group (None: in none) on the limited accounts that it shares."""
+        claims = [Claim(ALL_KEYS, self.every_key)]
+        if group is not None and group in self.groups:
+            claims.append(Claim(AccountKey("group", group), self.groups[group]))
+        return tuple([claim for claim in claims if not claim.configured.is_none])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +129,11 @@ class ChargedAccounts:
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
-    """Return the claims of a call: client key, parents from the topmost down, session, and limited subagents."""
+    """Return the claims of a call: client keys, parents from the topmost down, session, and limited subagents."""
     claims, key = [], charged.key
     if key.rpm is not None:
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
+    claims += key.shared
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
     claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]

@@ -90,7 +90,9 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
         limited.retry_after = max(1, ceil(balance.resets_s or 0))
         return limited
     limit = balance.limits.of(name) or 0
-    used = f"{_owner(balance.key)} has used {_amount(balance.used[at], name)} of its {_amount(limit, name, unit=True)}"
+    owner = "have used" if balance.key.kind == "all" else "has used"
+    spent, whole = _amount(balance.used[at], name), _amount(limit, name, unit=True)
+    used = f"{_owner(balance.key)} {owner} {spent} of {'their' if balance.key.kind == 'all' else 'its'} {whole}"
     if refused.is_busy:
         return BudgetBusy(
             f"{used}, and running calls have reserved {_amount(balance.held[at], name)}. This call needs "
@@ -109,7 +111,9 @@ def _owner(key: AccountKey) -> str:
         return f'Session "{key.id}"'
     if key.kind == "agent":
         return f'Agent "{key.agent_id}" of session "{key.session_id}"'
-    return f'The client key "{key.namespace}"'
+    if key.kind == "group":
+        return f'Group "{key.namespace}" of client keys'
+    return "All client keys together" if key.kind == "all" else f'The client key "{key.namespace}"'
 
 
 def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
@@ -122,6 +126,9 @@ def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str
     if balance.key.kind == "key":
         option = f"--budget-{_UNITS[name]} {_argument(enough, name)}"
         return f"{refills}Raise it with: gateway keys set {balance.key.namespace} {option}, or in auth.keys."
+    if balance.key.kind in ("group", "all"):
+        place = f"auth.groups.{balance.key.namespace}.budget" if balance.key.kind == "group" else "auth.budget"
+        return f"{refills}Raise it in {place} and reload."
     if balance.key.kind == "agent":
         return f"{refills}Raise the limit in budget.agents, or let the main agent or a new agent go on."
     command = _command(balance.key, name, enough)

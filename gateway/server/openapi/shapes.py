@@ -220,6 +220,7 @@ _OPTIONAL_DETAILS: Final = ("items", "tools")
 
 _KEY_FIELDS: Final = {
     "name": text("its sessions belong to this name"),
+    "group": text("the group of `auth.groups` whose budget it shares; null: none", null=True),
     "in_configuration": boolean("true: a key of `auth.keys`, which only the configuration changes"),
     "models": array(text(), "shell patterns of the models that it may call; empty: all"),
     "budget": nullable(reference("Budget")),
@@ -247,6 +248,7 @@ _KEY_SETTINGS: Final = {
         "additionalProperties": False,
     },
     "rpm": integer(null=True),
+    "group": text("a group of `auth.groups`", null=True),
     "expires": text("a date, a time, or a duration from now such as `30d`", null=True),
 }
 
@@ -272,6 +274,18 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "client keys, sorted by name",
         {
             "keys": array(reference("ClientKey")),
+            "shared": array(
+                record(
+                    "a budget that client keys share",
+                    {
+                        "group": text("null: of all client keys together", null=True),
+                        "budget": nullable(reference("Budget")),
+                        "window_s": number("the budget refills after this many seconds; null: never", null=True),
+                        "problem": text("why its budget cannot be read; null: it can", null=True),
+                    },
+                ),
+                "only for the admin key",
+            ),
             "calls_need_key": boolean("false: calls without a client key are accepted, until the first key is made"),
             "may_change": boolean("the caller may make and change keys"),
         },

@@ -33,7 +33,7 @@
 /**
  * The numbers of a budget error.
  * @typedef {object} Arithmetic
- * @property {"session" | "agent" | "key" | "rate"} account
+ * @property {"session" | "agent" | "key" | "rate" | "group" | "all"} account
  * @property {string} id id of the session, or name of the client key
  * @property {"tokens" | "usd" | "calls"} unit
  * @property {number | string} limit
@@ -206,6 +206,7 @@
  * A client key, without its secret.
  * @typedef {object} Key
  * @property {string} name
+ * @property {string | null} group
  * @property {boolean} in_configuration
  * @property {string[]} models
  * @property {Budget | null} budget

@@ -12,7 +12,8 @@ import { bars } from "./session.js";
 
 /** @typedef {import("../types.js").Key} Key */
 /** @typedef {import("../types.js").View} View */
-/** @typedef {{keys: Key[], calls_need_key: boolean, may_change: boolean}} Keys */
+/** @typedef {{group: string | null, budget: Key["budget"], window_s: number | null, problem: string | null}} Shared */
+/** @typedef {{keys: Key[], shared: Shared[], calls_need_key: boolean, may_change: boolean}} Keys */
 /**
  * A setting that a dialog asks for. `read` converts its text; an empty text means null.
  * @typedef {{name: string, label: string, hint: string, now: string, part?: boolean, read?: (text: string) => unknown}} Setting
@@ -24,6 +25,7 @@ const KEY_PATH = (/** @type {string} */ name) => `api/keys/${encodeURIComponent(
 /** @returns {Promise<View>} */
 export async function keys() {
   const place = h("div", {});
+  const shared = h("div", {});
   const state = h("span", { class: "muted", role: "status" });
   const actions = h("div", { class: "controls" });
   const table = new Table({ label: "Client keys", columns: columns(), key: (row) => row.name });
@@ -35,6 +37,7 @@ export async function keys() {
     fill(state, found.keys.length ? number(found.keys.length) : "");
     table.set(found.keys);
     fill(place, found.keys.length ? table.element : nothing(found));
+    fill(shared, found.shared.map(sharedBars));
     const add = h("button", { type: "button", class: "primary", onclick: () => make(found, () => load()) }, "New key");
     if (!actions.childElementCount && found.may_change) fill(actions, add);
     table.draw();
@@ -44,7 +47,7 @@ export async function keys() {
   const renewing = setInterval(() => document.hidden || load({ quiet: true }).catch(() => {}), RENEW_MS);
   return {
     title: "Keys",
-    element: h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Keys"), state), actions, place),
+    element: h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Keys"), state), actions, place, shared),
     close() {
       clearInterval(renewing);
       table.close();
@@ -59,6 +62,16 @@ function nothing({ may_change: mayChange }) {
     : notice("No client key", "The admin key (auth.admin_key) shows all client keys. A client key shows its own budget.");
 }
 
+/**
+ * Show a budget that keys share: of a group, or of all keys.
+ * @param {Shared} one
+ */
+function sharedBars({ group, budget, problem }) {
+  const title = group === null ? "All keys together" : `Group ${group}`;
+  const shown = budget ? bars(title, budget, "") : h("p", { class: "muted" }, problem ?? "No budget.");
+  return h("section", {}, h("h2", {}, title), shown);
+}
+
 /** @returns {import("../table.js").Column<Key>[]} */
 function columns() {
   return [
@@ -66,6 +79,7 @@ function columns() {
       name: "Key",
       show: (row) => [h("a", { class: "mono", href: to("keys", row.name), title: row.name }, row.name), badge(row)],
     },
+    { name: "Group", width: "7rem", wide: true, show: (row) => row.group ?? "–" },
     { name: "Models", width: "9rem", wide: true, show: (row) => row.models.join(", ") || "all" },
     { name: "Last used", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.last_used_at) },
     { name: "Sessions", width: "5.4rem", numeric: true, wide: true, show: (row) => number(row.sessions) },
@@ -158,6 +172,7 @@ function details(row) {
       ? bars("Budget", row.budget, "", note ? h("p", { class: "muted" }, note) : null)
       : h("p", { class: "muted" }, row.problem ? "" : "No budget: this key has no limit."),
     facts([
+      ["Group", row.group],
       ["Models", row.models.join(", ") || "all"],
       ["Calls per minute", row.rpm === null ? "no limit" : number(row.rpm)],
       ["Budget refills", row.budget && (row.window_s === null ? "never" : `every ${span(row.window_s)}`)],
@@ -200,6 +215,7 @@ function settings(row) {
     { name: "window", label: "Refills after", hint: "never; or 1h, 1d", now: row?.window_s ? duration(row.window_s) : "", part: true },
     { name: "rpm", label: "Calls a minute", hint: "no limit", now: text(row?.rpm) },
     { name: "models", label: "Models", hint: "all; or gpt-* claude-*", now: row?.models.join(" ") ?? "", read: list },
+    { name: "group", label: "Group", hint: "none", now: row?.group ?? "" },
     { name: "expires", label: "Expires", hint: "never; or 30d, 2026-12-31", now: row?.expires_at ?? "" },
   ];
 }
