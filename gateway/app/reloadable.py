@@ -33,6 +33,7 @@ from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
+from gateway.core.ledger.charging import KeyContext
 from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
@@ -133,9 +134,10 @@ class Parts:
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
-        shared = shared_budgets(settings)
+        shared, keys = shared_budgets(settings), [key_of(row, settings.timezone) for row in settings.auth.keys]
+        digests = [digest(row.key.get_secret_value()) for row in settings.auth.keys]
         authenticator = Authenticator(
-            [KeyRule.of(key_of(row), digest(row.key.get_secret_value()), shared) for row in settings.auth.keys],
+            [KeyRule.of(key, secret, shared) for key, secret in zip(keys, digests, strict=True)],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
@@ -168,8 +170,8 @@ class Parts:
             lasting.new_id,
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
-            configured_keys=[key_of(row) for row in settings.auth.keys],
-            shared=shared,
+            configured_keys=keys,
+            key_context=KeyContext(shared, settings.timezone),
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker died

@@ -25,10 +25,11 @@ from gateway.cli.common import (
     refuse_early_options,
     stop,
 )
-from gateway.cli.numbers import count, dollars, moment, number, share, span
+from gateway.cli.numbers import count, dollars, moment, number, share
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
+    from gateway.core.ledger.charging import KeyContext
     from gateway.core.ports import Store
     from gateway.core.stored import KeyChange, StoredKey
 
@@ -81,7 +82,7 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     from gateway.server.client_keys import current, shared_rows
 
     settings, now = load(config).settings, time.time()
-    configured, shared = [key_of(row) for row in settings.auth.keys], shared_budgets(settings)
+    configured, shared = [key_of(row, settings.timezone) for row in settings.auth.keys], shared_budgets(settings)
 
     async def read(opened: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         keys = [*configured, *[current(key, now) for key in await opened.keys()]]
@@ -120,7 +121,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
         int | None, typer.Option(metavar="N", parser=count(0), help="Budget in calls for all sessions of the key.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="1h|1d|...", help="Time after which the budget refills.")
+        str | None,
+        typer.Option(metavar="1h|day|...", help="Time, or day, week or month, after which the budget refills."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -157,7 +159,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     asked = _asked(given, models=models, rpm=rpm, expires=expires, group=group)
     secret = new_secret()
     with _option_errors(asked):
-        key = new_key(name, asked, secret, time.time(), auth.groups)
+        key = new_key(name, asked, secret, time.time(), _context(config))
     is_open = not auth.keys and not auth.required
     if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
         _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
@@ -187,7 +189,8 @@ def change(  # noqa: PLR0917  # typer calls it by name
         str | None, typer.Option(metavar="N|none", parser=_or_none(count(0)), help="Budget in calls.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="1h|1d|...|none", help="Time after which the budget refills.")
+        str | None,
+        typer.Option(metavar="1h|day|...|none", help="Time, or day, week or month, after which the budget refills."),
     ] = None,
     models: Annotated[
         list[str] | None,
@@ -217,8 +220,8 @@ def change(  # noqa: PLR0917  # typer calls it by name
     asked = _asked(given, models=[] if models == [_ALL] else models, rpm=rpm, expires=expires, group=group)
     if not asked:
         stop("Name what to change, such as --budget-usd 20 or --expires 30d.", Exit.USAGE)
-    now, groups = time.time(), load(config).settings.auth.groups
-    row = _changed(name, lambda key: changed(key, asked, now, groups), asked, (config, store))
+    now, context = time.time(), _context(config)
+    row = _changed(name, lambda key: changed(key, asked, now, context), asked, (config, store))
     if as_json:
         print_json(row)
     else:
@@ -342,6 +345,15 @@ def _suggest_key(name: str, config: Path | None, store: str | None) -> str:
     return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])
 
 
+def _context(file: Path | None) -> KeyContext:
+    """Return what the configuration says about all client keys."""
+    from gateway.config.policies import shared_budgets
+    from gateway.core.ledger.charging import KeyContext
+
+    settings = load(file).settings
+    return KeyContext(shared_budgets(settings), settings.timezone)
+
+
 def _asked(budget: Mapping[str, object], **settings: object) -> dict[str, Any]:
     """Return the named options as settings of a client key; none as null."""
     limits = {unit: _amount(given) if unit == "usd" else given for unit, given in budget.items()}
@@ -397,7 +409,7 @@ async def _rows(opened: Store, keys: Sequence[StoredKey], configured: Sequence[S
             "tokens": limits.tokens,
             "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
             "calls": limits.calls,
-            "window_s": limits.window_s,
+            "window_s": limits.window if isinstance(limits.window, float | int) else None,
             "used_fraction": budget["used_fraction"] if budget is not None else None,
             "created_at": row["created_at"] or "in the configuration",
         }
@@ -419,7 +431,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         number_or_empty(row["tokens"]),
         dollars(row["usd"]) if row["usd"] is not None else "",
         number_or_empty(row["calls"]),
-        span(row["window_s"]) if row["window_s"] is not None else "",
+        row["window"] or "",
         number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
         row["group"] or "",

@@ -99,7 +99,10 @@ def _rules(settings: Settings, budget: int | None) -> ReplayRules:
     from gateway.counters.registry import Counters
     from gateway.replay.budgets import ReplayRules
 
-    shared = shared_budgets(settings)
+    shared, zone = shared_budgets(settings), settings.timezone
+    keys = {
+        key.name: KeyLimits(limits_of(key.budget, zone), shared=shared.claims(key.group)) for key in settings.auth.keys
+    }
     catalog, routes = open_catalog(settings, open_families(Counters(), settings)), routes_of(settings)
 
     def facts(call: ReplayedCall) -> ModelFacts:
@@ -113,7 +116,7 @@ def _rules(settings: Settings, budget: int | None) -> ReplayRules:
     return ReplayRules(
         context_policy(settings, catalog.facts),
         budget_policy(settings),
-        {key.name: KeyLimits(limits_of(key.budget), shared=shared.claims(key.group)) for key in settings.auth.keys},
+        keys,
         facts,
         budget,
     )

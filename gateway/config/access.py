@@ -16,6 +16,7 @@ from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
 from gateway.core.ledger.charging import ANY_AGENT
 from gateway.core.ledger.session_key import is_reserved
+from gateway.core.ledger.windows import CALENDAR_UNITS, CalendarWindow, Window
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
@@ -36,7 +37,11 @@ class KeyBudget(Section):
     tokens: int | None = Field(None, ge=0, le=2**53, description="Most tokens; null: unlimited.")
     usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="Most US dollars; null: unlimited.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Most calls; null: unlimited.")
-    window: str | None = Field(None, description="The budget refills after this time, such as 1h or 1d; null: never.")
+    window: str | None = Field(
+        None,
+        description="The budget refills after this time, such as 1h or 1d, or at the beginning of each day, week or month "
+        "(see timezone); null: never.",
+    )
 
     @field_validator("usd")
     @classmethod
@@ -48,13 +53,18 @@ class KeyBudget(Section):
     @field_validator("window")
     @classmethod
     def _window(cls, value: str | None) -> str | None:
-        if value is not None:
-            duration(value)
+        if value is not None and value not in CALENDAR_UNITS:
+            try:
+                duration(value)
+            except ValueError as error:
+                raise ValueError(f"{error}; or day, week or month") from None
         return value
 
-    @property
-    def window_s(self) -> float | None:
-        """Return `window` in seconds."""
+    def window_in(self, zone: str) -> Window:
+        """Return `window` in seconds, or by the calendar of a time zone."""
+        unit = next((unit for unit in CALENDAR_UNITS if unit == self.window), None)
+        if unit is not None:
+            return CalendarWindow(unit, zone)
         return duration(self.window) if self.window is not None else None
 
 
@@ -69,7 +79,7 @@ class ClientKey(Section):
     budget: KeyBudget = Field(KeyBudget(), description="Budget of all its sessions together.")
     rpm: int | None = Field(None, ge=1, le=2**53, description="Most requests per minute; null: unlimited.")
     expires: str | None = Field(
-        None, description="Date (2026-12-31) or time (with Z for UTC) from which its calls are refused; null: never."
+        None, description="Date or time (see timezone) from which its calls are refused; null: never."
     )
 
     group: str | None = Field(None, description="Group of auth.groups whose budget it shares; null: none.")
@@ -82,11 +92,6 @@ class ClientKey(Section):
         if isinstance(text, str):
             date_or_time(text)
         return text
-
-    @property
-    def expires_at(self) -> float | None:
-        """Return `expires` as Unix time in seconds."""
-        return date_or_time(self.expires) if self.expires is not None else None
 
     @field_validator("name")
     @classmethod

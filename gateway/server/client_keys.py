@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
@@ -13,7 +13,8 @@ from gateway.config.policies import key_of
 from gateway.core import errors
 from gateway.core.expiry import NO_DATE, date_or_time
 from gateway.core.ledger.arithmetic import NANO, NO_LIMITS, AccountKey, Balance, Claim
-from gateway.core.ledger.charging import ALL_KEYS, SharedBudgets
+from gateway.core.ledger.charging import ALL_KEYS, KeyContext, SharedBudgets
+from gateway.core.ledger.windows import time_zone, window_text
 from gateway.core.ports import Ledger, Store
 from gateway.core.stored import StoredKey
 from gateway.core.times import time_text
@@ -25,28 +26,33 @@ from gateway.stores.key_uses import last_uses
 SETTINGS: Final = ("models", "budget", "rpm", "expires", "group")
 
 
+_NO_CONTEXT: Final = KeyContext()
+
+
 def new_secret() -> str:
     """Return a new secret of a client key, with 256 random bits."""
     return f"gw-{secrets.token_urlsafe(32)}"
 
 
-def new_key(name: str, asked: Mapping[str, Any], secret: str, now: float, groups: Collection[str] = ()) -> StoredKey:
+def new_key(
+    name: str, asked: Mapping[str, Any], secret: str, now: float, context: KeyContext = _NO_CONTEXT
+) -> StoredKey:
     """Return a client key with the requested settings, see `changed`. `now`: Unix time in seconds.
 
     Raises:
         ConfigError: the name or a setting is invalid.
     """
-    return changed(StoredKey(name, digest(secret), now), asked, now, groups)
+    return changed(StoredKey(name, digest(secret), now), asked, now, context)
 
 
-def changed(key: StoredKey, asked: Mapping[str, Any], now: float, groups: Collection[str] = ()) -> StoredKey:
+def changed(key: StoredKey, asked: Mapping[str, Any], now: float, context: KeyContext = _NO_CONTEXT) -> StoredKey:
     """Return a client key with the requested settings; others stay, also single limits of the budget.
 
     Args:
         key: the key as stored.
         asked: values of `SETTINGS`. `expires` is a date, a time, or a duration from now; null removes a setting.
         now: Unix time in seconds.
-        groups: the groups of the configuration, of which it may name one.
+        context: the groups of which it may name one, and the time zone of its window and of dates.
 
     Raises:
         ConfigError: settings are unknown or invalid; each problem begins with the name of the setting.
@@ -58,13 +64,13 @@ def changed(key: StoredKey, asked: Mapping[str, Any], now: float, groups: Collec
     ]
     if unknown:
         raise errors.ConfigError(unknown)
-    expires_at = _expires_at(asked["expires"], now) if "expires" in asked else key.expires_at
+    expires_at = _expires_at(asked["expires"], now, context.zone) if "expires" in asked else key.expires_at
     settings = {name: asked.get(name, getattr(key, name)) for name in ("rpm", "group")}
     settings["models"] = asked.get("models", key.models) or ()
     budget = _merged_budget(key, asked.get("budget", {}))
-    checked = key_of(config.client_key(key.name, {**settings, "budget": budget}))
+    checked = key_of(config.client_key(key.name, {**settings, "budget": budget}), context.zone)
     _check_patterns(checked.models)
-    if asked.get("group") is not None and checked.group not in groups:
+    if asked.get("group") is not None and checked.group not in context.shared.groups:
         raise errors.ConfigError(["group: auth.groups of the configuration has no group of this name"])
     limits = NO_LIMITS if checked.limits.is_none else checked.limits
     if limits.is_none and (asked.get("budget") or {}).get("window") is not None:
@@ -89,7 +95,7 @@ def _merged_budget(key: StoredKey, asked: Any) -> dict[str, Any]:
         "tokens": limits.tokens,
         "usd": Decimal(limits.nano_usd) / NANO if limits.nano_usd is not None else None,
         "calls": limits.calls,
-        "window": f"{limits.window_s:.0f}s" if limits.window_s is not None else None,
+        "window": window_text(limits.window),
     }
     return {**present, **asked}
 
@@ -105,7 +111,7 @@ def _check_patterns(patterns: Sequence[str]) -> None:
             raise errors.ConfigError(["models: each must be one pattern of model names, without commas or spaces"])
 
 
-def _expires_at(asked: Any, now: float) -> float | None:
+def _expires_at(asked: Any, now: float, zone: str) -> float | None:
     """Return the Unix time of a date, a time or a duration from now; None for null.
 
     Raises:
@@ -114,7 +120,7 @@ def _expires_at(asked: Any, now: float) -> float | None:
     if asked is None:
         return None
     try:
-        at = _time_of(asked if isinstance(asked, str) else "", now)
+        at = _time_of(asked if isinstance(asked, str) else "", now, zone)
     except ValueError:
         raise errors.ConfigError([f"expires: {NO_DATE}, or a duration like 30d"]) from None
     if at <= now:
@@ -122,11 +128,11 @@ def _expires_at(asked: Any, now: float) -> float | None:
     return at
 
 
-def _time_of(text: str, now: float) -> float:
+def _time_of(text: str, now: float, zone: str) -> float:
     try:
         return now + config.duration(text)
     except ValueError:
-        return date_or_time(text)
+        return date_or_time(text, time_zone(zone))
 
 
 def rotated(key: StoredKey, secret: str, now: float, overlap: Any) -> StoredKey:
@@ -163,7 +169,7 @@ async def rows_of(store: Store, keys: Sequence[StoredKey], configured: Sequence[
                 "group": key.group,
                 "models": list(key.models),
                 "budget": budget,
-                "window_s": key.limits.window_s,
+                "window": window_text(key.limits.window),
                 "rpm": key.rpm,
                 "created_at": time_text(key.created_at) if key.created_at else None,
                 "expires_at": time_text(key.expires_at) if key.expires_at is not None else None,
@@ -184,7 +190,9 @@ async def shared_rows(store: Ledger, shared: SharedBudgets) -> list[dict[str, An
     for claim, (balance, problem) in zip(claims, await _balances(store, claims), strict=True):
         budget = session_budget_json(balance, has_modes=False)["budget"] if balance is not None else None
         group = claim.key.namespace if claim.key.kind == "group" else None
-        rows.append({"group": group, "budget": budget, "window_s": claim.configured.window_s, "problem": problem})
+        rows.append(
+            {"group": group, "budget": budget, "window": window_text(claim.configured.window), "problem": problem}
+        )
     return rows
 
 

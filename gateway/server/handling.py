@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gateway.config.model_catalog import Catalog
 from gateway.context.inspector import Inspector
 from gateway.core import errors
-from gateway.core.ledger.charging import BudgetPolicy, SharedBudgets
+from gateway.core.ledger.charging import BudgetPolicy, KeyContext
 from gateway.core.routing import Routes
 from gateway.core.steps import Agent
 from gateway.core.stored import StoredKey
@@ -38,8 +38,8 @@ class ServerRules:
     """The parts that a reload replaces.
 
     `id_headers`: configured headers that name a session; they have priority over the built-in ones. `configured_keys`:
-    the client keys of the configuration, as those of the store, without their secrets. `shared`: the budgets that
-    client keys share. `unrecorded` and `new_id` are not replaced: they note refused requests under a new id.
+    the client keys of the configuration, as those of the store, without their secrets. `key_context`: what else applies
+    to them. `unrecorded` and `new_id` are not replaced: they note refused requests under a new id.
     """
 
     authenticator: Authenticator
@@ -55,7 +55,7 @@ class ServerRules:
     agents: Mapping[str, Agent] = field(default_factory=dict)
     id_headers: Sequence[bytes] = ()
     configured_keys: Sequence[StoredKey] = ()
-    shared: SharedBudgets = SharedBudgets()
+    key_context: KeyContext = KeyContext()
 
 
 @dataclass(frozen=True, slots=True)

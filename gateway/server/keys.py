@@ -61,7 +61,7 @@ class KeysApi:
         seen = [key for key in (*configured, *stored) if access.namespace in (None, key.name)]
         return {
             "keys": await rows_of(self._store, seen, configured),
-            "shared": await shared_rows(self._store, self._rules().shared) if access.admin else [],
+            "shared": await shared_rows(self._store, self._rules().key_context.shared) if access.admin else [],
             "calls_need_key": self._rules().authenticator.needs_key,
             "may_change": access.admin,
         }
@@ -72,7 +72,7 @@ class KeysApi:
             raise errors.InvalidRequest(f"Send the name of the client key, such as {_NEW}.", param="name")
         secret = new_secret()
         with _invalid_settings():
-            key = new_key(name, asked, secret, self._clock(), self._rules().shared.groups)
+            key = new_key(name, asked, secret, self._clock(), self._rules().key_context)
         self._refuse_configured(name)
         # It is read first, because it can fail: a secret that is stored must also be shown.
         (row,) = await rows_of(self._store, [key], ())
@@ -95,8 +95,8 @@ class KeysApi:
         asked = await _object(request, _CHANGE)
         if not asked:
             raise errors.InvalidRequest(f"Send what to change, such as {_CHANGE}.")
-        now, groups = self._clock(), self._rules().shared.groups
-        return await self._changed(name, lambda key: changed(key, asked, now, groups))
+        now, context = self._clock(), self._rules().key_context
+        return await self._changed(name, lambda key: changed(key, asked, now, context))
 
     async def rotate(self, request: Request, access: Access) -> Any:
         """POST /api/keys/{name}/rotate: make a new secret. The present one is accepted for the overlap."""

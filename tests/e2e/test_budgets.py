@@ -10,9 +10,11 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import openai
 import pytest
@@ -416,6 +418,18 @@ def test_a_client_key_budget_covers_all_sessions_of_that_key_only(
     assert [reply.status for reply in replies] == [200, 200, 429]
     assert replies[-1].error["code"] == "rate_limit_exceeded"
     assert 0 < int(replies[-1].header("retry-after") or 0) <= 60
+
+
+def test_a_budget_by_month_refills_on_the_first(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    flags = {"budget.calls": 1, "budget.window": "month", "timezone": "Asia/Kathmandu"}
+    gateway = gateway_server(mock_server.url, **flags)
+    replies = [call(gateway.web, "s") for _ in range(2)]
+    assert [reply.status for reply in replies] == [200, 400]
+    resets = datetime.fromisoformat(replies[1].error["budget"]["resets_at"])
+    local = resets.astimezone(ZoneInfo("Asia/Kathmandu"))
+    assert (local.day, local.hour, local.minute) == (1, 0, 0)
 
 
 def test_keys_of_a_group_and_all_keys_together_share_budgets(

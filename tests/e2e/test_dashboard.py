@@ -458,7 +458,7 @@ def test_an_administrator_makes_changes_rotates_and_revokes_a_key(
         dialog.get_by_role("button", name="Make the key").click()
         expect(dialog.get_by_role("alert")).to_contain_text("budget.usd: ")
         dialog.get_by_label("US dollars").fill("5")
-        dialog.get_by_label("Refills after").fill("1d")
+        dialog.get_by_label("Refills").fill("1d")
         dialog.get_by_label("Models").fill("mock-* gpt-*")
         dialog.get_by_role("button", name="Make the key").click()
         secret = dialog.get_by_label("Key").input_value()
@@ -477,7 +477,7 @@ def test_an_administrator_makes_changes_rotates_and_revokes_a_key(
         assert key("bob")["budget"]["usd"] == "5.000000", "nothing changes before the confirmation"
         dialog.get_by_role("button", name="Change the key").click()
         expect(page.locator(".bars")).to_contain_text("$0 of $20")
-        assert (key("bob")["window_s"], key("bob")["models"]) == (86_400, [])
+        assert (key("bob")["window"], key("bob")["models"]) == ("1d", [])
         page.get_by_role("button", name="Rotate").click()
         dialog.get_by_role("button", name="Rotate").click()
         new = dialog.get_by_label("Key").input_value()

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.core.errors import ConfigError
 from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
+from gateway.core.ledger.charging import KeyContext, SharedBudgets
 from gateway.core.stored import MAX_REPLACED, ReplacedSecret, StoredKey
 from gateway.server.auth import digest
 from gateway.server.client_keys import changed, current, new_key, rotated
@@ -35,7 +36,7 @@ def test_change_of_budget_keeps_limits_that_are_not_named(asked: Any, limits: Li
 
 
 def test_group_must_be_configured_and_can_be_left() -> None:
-    member = changed(KEY, {"group": "research"}, NOW, {"research": NO_LIMITS})
+    member = changed(KEY, {"group": "research"}, NOW, KeyContext(SharedBudgets(groups={"research": NO_LIMITS})))
     assert member.group == "research"
     assert changed(member, {"rpm": 3}, NOW).group == "research", "of a group that is no longer configured"
     assert changed(member, {"group": None}, NOW).group is None

@@ -55,7 +55,7 @@ def test_a_spent_key_goes_on_with_the_same_secret_after_its_budget_is_raised(tea
         client.chat.completions.create(model="mock-small", messages=[{"role": "user", "content": "hi"}])
     changed = admin.send("PATCH", "/api/keys/bob", {"budget": {"calls": 4}})
     assert changed.json["budget"]["used"]["calls"] == 2
-    assert (changed.json["window_s"], changed.json["budget"]["calls"]) == (86_400, 4)
+    assert (changed.json["window"], changed.json["budget"]["calls"]) == ("1d", 4)
     until(lambda: call(with_key(team, key)).status == 200)
 
 

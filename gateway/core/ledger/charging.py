@@ -26,6 +26,7 @@ from gateway.core.ledger.arithmetic import (
     nano,
 )
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.windows import UTC_NAME
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass
@@ -110,6 +111,13 @@ class SharedBudgets(NamedTuple):
         return tuple([claim for claim in claims if not claim.configured.is_none])
 
 
+class KeyContext(NamedTuple):
+    """What a configuration says about all client keys: the budgets that they share, and its time zone."""
+
+    shared: SharedBudgets = SharedBudgets()
+    zone: str = UTC_NAME
+
+
 @dataclass(frozen=True, slots=True)
 class ChargedAccounts:
     """The accounts that a call is charged to: client key, session, and its parents, nearest first.
@@ -132,7 +140,7 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     """Return the claims of a call: client keys, parents from the topmost down, session, and limited subagents."""
     claims, key = [], charged.key
     if key.rpm is not None:
-        claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
+        claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window=_MINUTE_S)))
     claims += key.shared
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))

@@ -210,7 +210,7 @@
  * @property {boolean} in_configuration
  * @property {string[]} models
  * @property {Budget | null} budget
- * @property {number | null} window_s
+ * @property {string | null} window
  * @property {number | null} rpm
  * @property {string | null} created_at
  * @property {string | null} expires_at

@@ -27,6 +27,7 @@ from gateway.core.ledger.arithmetic import (
     Refused,
 )
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.windows import CalendarWindow, Window
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT
 from gateway.core.stored import OpenHold, SessionView
@@ -93,14 +94,24 @@ def _limit(limit: int | None) -> int:
     return _NONE if limit is None else min(MOST, limit)
 
 
-def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
-    """Return ARGV[3] of reserve.lua: the fixed amount of a hold, the amount of a unit, and accounts with limits."""
+def held(hold: Hold, claims: Iterable[Claim], keys: Keys, now: float) -> bytes:
+    """Return ARGV[3] of reserve.lua: the fixed amount of a hold, the amount of a unit, and accounts with limits.
+
+    `now`: Unix time in seconds, for windows of the calendar, whose beginning is computed here.
+    """
     encoded = []
     for claim in claims:
-        window = claim.configured.window_s
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        encoded.append((keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits))
+        window, *begin = _window(claim.configured.window, now)
+        encoded.append((keys.account(claim.key), claim.key.kind, window, *limits, *begin))
     return _pack((_amount(hold.fixed), _amount(hold.unit), encoded))
+
+
+def _window(window: Window, now: float) -> tuple[int, ...]:
+    """Return the length of a window in microseconds; of the calendar, no length, and the beginning."""
+    if isinstance(window, CalendarWindow):
+        return _NONE, micro(window.bounds(now)[0])
+    return (_NONE if window is None else micro(window),)
 
 
 def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, str]]:

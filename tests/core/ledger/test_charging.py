@@ -58,7 +58,7 @@ def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session()
     assert [(one.key.kind, one.key.id) for one in claims] == [
         ("rate", ""), ("key", ""), ("session", "far"), ("session", "near"), ("session", "s"),
     ]  # fmt: skip
-    assert claims[0].configured == Limits(calls=5, window_s=60)
+    assert claims[0].configured == Limits(calls=5, window=60)
     assert claims[-1].declared == Limits(tokens=7)
     assert claims[2].declared.is_none, "what a call declares is for its own session"
     assert [key.kind for key in accounts_of(claims)] == ["key", "session", "session", "session"]

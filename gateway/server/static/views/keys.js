@@ -12,7 +12,7 @@ import { bars } from "./session.js";
 
 /** @typedef {import("../types.js").Key} Key */
 /** @typedef {import("../types.js").View} View */
-/** @typedef {{group: string | null, budget: Key["budget"], window_s: number | null, problem: string | null}} Shared */
+/** @typedef {{group: string | null, budget: Key["budget"], window: string | null, problem: string | null}} Shared */
 /** @typedef {{keys: Key[], shared: Shared[], calls_need_key: boolean, may_change: boolean}} Keys */
 /**
  * A setting that a dialog asks for. `read` converts its text; an empty text means null.
@@ -175,7 +175,7 @@ function details(row) {
       ["Group", row.group],
       ["Models", row.models.join(", ") || "all"],
       ["Calls per minute", row.rpm === null ? "no limit" : number(row.rpm)],
-      ["Budget refills", row.budget && (row.window_s === null ? "never" : `every ${span(row.window_s)}`)],
+      ["Budget refills", row.budget && (row.window === null ? "never" : `every ${row.window}`)],
       ["Expires", isExpired(row) ? expires : row.expires_at ? exact(row.expires_at) : "never"],
       ["Last used", row.last_used_at ? ago(row.last_used_at) : "not in the time for which sessions are kept"],
       ["Sessions", h("a", { href: to("sessions", "", { q: `${row.name}/` }) }, number(row.sessions))],
@@ -212,23 +212,12 @@ function settings(row) {
     { name: "usd", label: "US dollars", hint: "no limit", now: text(budget?.usd && Number(budget.usd)), part: true },
     { name: "tokens", label: "Tokens", hint: "no limit", now: text(budget?.tokens), part: true },
     { name: "calls", label: "Calls", hint: "no limit", now: text(budget?.calls), part: true },
-    { name: "window", label: "Refills after", hint: "never; or 1h, 1d", now: row?.window_s ? duration(row.window_s) : "", part: true },
+    { name: "window", label: "Refills", hint: "never; or 1h, day, month", now: row?.window ?? "", part: true },
     { name: "rpm", label: "Calls a minute", hint: "no limit", now: text(row?.rpm) },
     { name: "models", label: "Models", hint: "all; or gpt-* claude-*", now: row?.models.join(" ") ?? "", read: list },
     { name: "group", label: "Group", hint: "none", now: row?.group ?? "" },
     { name: "expires", label: "Expires", hint: "never; or 30d, 2026-12-31", now: row?.expires_at ?? "" },
   ];
-}
-
-/** @param {number} seconds */
-function duration(seconds) {
-  const units = /** @type {[number, string][]} */ ([
-    [86400, "d"],
-    [3600, "h"],
-    [60, "m"],
-  ]);
-  const [size, unit] = units.find(([one]) => seconds % one === 0) ?? [1, "s"];
-  return `${seconds / size}${unit}`;
 }
 
 /**

@@ -193,7 +193,8 @@ local function save(name, a, kind, window)
     expire(name, kind, window)
 end
 
--- Returns a limit in force. A claim is, as in ARGV[3]: account, kind, window, configured limits, declared limits.
+-- Returns a limit in force. A claim is, as in ARGV[3]: account, kind, window, configured limits, declared limits, and
+-- for a window of the calendar its beginning (microseconds).
 local function limit(a, claim, i)
     local granted, declared = claim[3 + i], claim[6 + i]
     if a.d[i] then
@@ -207,8 +208,15 @@ end
 
 -- Starts a new window if the last one has ended, and returns the account.
 local function current(a, claim, at)
-    local window = claim[3]
-    if window ~= NONE then
+    local window, begin = claim[3], claim[10]
+    if begin then
+        -- The worker's clock may be ahead of the server's: the account must not be older than its window.
+        if a.o == NONE then
+            a.o = math.max(at, begin)
+        elseif a.o < begin then
+            a.u, a.o, a.e = { 0, 0, 0 }, math.max(at, begin), a.e + 1
+        end
+    elseif window ~= NONE then
         if a.o == NONE then
             a.o = at
         elseif at - a.o >= window then
