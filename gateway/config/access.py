@@ -39,8 +39,8 @@ class KeyBudget(Section):
     calls: int | None = Field(None, ge=0, le=2**53, description="Most calls; null: unlimited.")
     window: str | None = Field(
         None,
-        description="The budget refills after this time, such as 1h or 1d, or at the beginning of each day, week or month "
-        "(see timezone); null: never.",
+        description="The budget refills after this time, such as 1h or 1d, or at the beginning of each day, week or "
+        "month (see timezone); null: never.",
     )
 
     @field_validator("usd")
