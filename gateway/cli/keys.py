@@ -25,7 +25,7 @@ from gateway.cli.common import (
     refuse_early_options,
     stop,
 )
-from gateway.cli.numbers import count, dollars, moment, number, share
+from gateway.cli.numbers import count, dollars, moment, number, share, until_empty
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -46,14 +46,15 @@ _COLUMNS: Final = (
     "window",
     "rpm",
     "used",
+    "empty",
     "group",
     "sessions",
     "last used",
     "expires",
 )
-_NUMBERS: Final = tuple(column for column in _COLUMNS if column not in ("name", "models", "group"))
+_NUMBERS: Final = tuple(column for column in _COLUMNS if column not in ("name", "models", "empty", "group"))
 #: columns that a small terminal does not show, in this order
-_FIRST_TO_GO: Final = ("sessions", "rpm", "calls", "models", "expires", "group", "last used")
+_FIRST_TO_GO: Final = ("sessions", "rpm", "calls", "models", "empty", "expires", "group", "last used")
 #: the word that removes a limit
 _NONE: Final = "none"
 #: the word for models without patterns
@@ -398,8 +399,9 @@ def _option_error(problem: str, asked: Mapping[str, Any]) -> str:
 async def _rows(opened: Store, keys: Sequence[StoredKey], configured: Sequence[StoredKey] = ()) -> list[dict[str, Any]]:
     """Return client keys as in the API, and with single limits as fields. Prints why an account cannot be read."""
     from gateway.core.ledger.refusals import usd
-    from gateway.server.client_keys import rows_of
+    from gateway.server.client_keys import burn_rate_of, rows_of
 
+    now = time.time()
     rows = await rows_of(opened, keys, configured)
     for key, row in zip(keys, rows, strict=True):
         if row["problem"] is not None:
@@ -411,6 +413,7 @@ async def _rows(opened: Store, keys: Sequence[StoredKey], configured: Sequence[S
             "calls": limits.calls,
             "window_s": limits.window if isinstance(limits.window, float | int) else None,
             "used_fraction": budget["used_fraction"] if budget is not None else None,
+            "burn_rate": await burn_rate_of(opened, key, now),
             "created_at": row["created_at"] or "in the configuration",
         }
     return rows
@@ -434,6 +437,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         row["window"] or "",
         number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
+        until_empty(row["burn_rate"]),
         row["group"] or "",
         number_or_empty(row["sessions"]),
         moment_or_empty(row["last_used_at"]),

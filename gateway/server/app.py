@@ -32,6 +32,7 @@ from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
 from gateway.server.sessions import SessionsApi
 from gateway.server.sockets import Sockets
+from gateway.server.usage import UsageApi
 
 logger = logging.getLogger("gateway")
 
@@ -70,6 +71,7 @@ class OwnApi:
 
     sessions: SessionsApi
     keys: KeysApi
+    usage: UsageApi
     context: ContextApi
     health: HealthApi
     events: EventsApi
@@ -81,6 +83,7 @@ class OwnApi:
         return [
             *self.sessions.paths(),
             *self.keys.paths(),
+            *self.usage.paths(),
             *self.context.paths(),
             *self.health.paths(),
             *self.events.paths(),

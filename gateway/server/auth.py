@@ -51,7 +51,7 @@ class KeyRule:
     @classmethod
     def of(cls, key: StoredKey, secret: bytes, shared: SharedBudgets) -> KeyRule:
         """Return the rule of a client key for a caller that sends the secret with this digest."""
-        limits = KeyLimits(key.limits, key.rpm, shared.claims(key.group))
+        limits = KeyLimits(key.limits, key.rpm, shared.claims(key.group), key.group)
         return cls(key.name, secret, key.models, limits, key.expires_at, key.accepts_until(secret))
 
     def end(self, now: float) -> str | None:

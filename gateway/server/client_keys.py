@@ -13,13 +13,14 @@ from gateway.config.policies import key_of
 from gateway.core import errors
 from gateway.core.expiry import NO_DATE, date_or_time
 from gateway.core.ledger.arithmetic import NANO, NO_LIMITS, AccountKey, Balance, Claim
+from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
 from gateway.core.ledger.charging import ALL_KEYS, KeyContext, SharedBudgets
 from gateway.core.ledger.windows import time_zone, window_text
 from gateway.core.ports import Ledger, Store
 from gateway.core.stored import StoredKey
 from gateway.core.times import time_text
 from gateway.server.auth import digest
-from gateway.server.shown import session_budget_json
+from gateway.server.shown import burn_rate_json, session_budget_json
 from gateway.stores.key_uses import last_uses
 
 #: the settings of a client key that can be changed; those of its budget are changed one by one
@@ -180,6 +181,14 @@ async def rows_of(store: Store, keys: Sequence[StoredKey], configured: Sequence[
             }
         )
     return rows
+
+
+async def burn_rate_of(store: Store, key: StoredKey, now: float) -> dict[str, Any] | None:
+    """Return when the budget of a client key is empty as JSON, or None if that is unknown. It reads many calls."""
+    ((balance, _),) = await _balances(store, [Claim(AccountKey("key", key.name), key.limits)])
+    if balance is None or balance.limits.is_none:
+        return None
+    return burn_rate_json(burn_rate(balance, await store.newest_calls(key.name, NEWEST_CALLS), now))
 
 
 async def shared_rows(store: Ledger, shared: SharedBudgets) -> list[dict[str, Any]]:

@@ -451,6 +451,8 @@ def test_keys_of_a_group_and_all_keys_together_share_budgets(
     whole = call(gateway.web, "s", eve)
     assert (whole.status, whole.error["budget"]["account"]) == (400, "all")
     assert "All client keys together have used 3 of their 3 calls. It refills in 24 h." in whole.error["message"]
+    usage = gateway.web.get("/api/usage?group_by=group").json
+    assert {row["group"]: row["charged_calls"] for row in usage["usage"]} == {"research": 2, "": 1}
     shown = gateway.web.get("/api/keys").json
     assert [(one["group"], one["budget"]["used"]["calls"]) for one in shown["shared"]] == [(None, 3), ("research", 2)]
 
