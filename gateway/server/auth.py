@@ -149,6 +149,9 @@ class Authenticator:
         self._origins = frozenset(origins)
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
+        #: rules made from the keys that were read last, because each call needs one
+        self._stored_rules: dict[bytes, KeyRule] = {}
+        self._keys_of_rules: Mapping[bytes, StoredKey] = {}
         self._is_required = is_required
         self._shared = shared
         self._now = now
@@ -216,10 +219,13 @@ class Authenticator:
         configured = self._configured.get(value)
         if configured is not None:
             return configured
-        stored = self._stored().get(value)
-        if stored is None:
-            return None
-        return KeyRule.of(stored, value, self._shared)
+        keys = self._stored()
+        if keys is not self._keys_of_rules:
+            self._keys_of_rules, self._stored_rules = keys, {}
+        rule = self._stored_rules.get(value)
+        if rule is None and (key := keys.get(value)) is not None:
+            rule = self._stored_rules[value] = KeyRule.of(key, value, self._shared)
+        return rule
 
     def _rule_in_force(self, presented: Sequence[bytes]) -> KeyRule | None:
         """Return the first presented client key that is in force, or None if none is known.
