@@ -14,13 +14,10 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.audit import Action, AuditEntry, Author
-from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ports import AuditLog
-from gateway.core.stored import StoredKey
 from gateway.core.times import time_text
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import ServerRules, json_handler, limit_of
-from gateway.server.shown import limits_json
 
 logger = logging.getLogger("gateway")
 
@@ -96,12 +93,3 @@ def change_json(entry: AuditEntry) -> dict[str, Any]:
         "old": entry.old,
         "new": entry.new,
     }
-
-
-def key_settings_json(key: StoredKey) -> dict[str, Any]:
-    """Return the settings of a client key for the audit log, without its digest. null: not limited."""
-    return {"models": list(key.models) or None, **_budget_json(key.limits), "rpm": key.rpm}
-
-
-def _budget_json(limits: Limits) -> dict[str, Any]:
-    return {**limits_json(limits), "window_s": limits.window_s}

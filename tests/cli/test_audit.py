@@ -57,7 +57,17 @@ def test_client_keys_by_commands_are_recorded_without_the_key(gateway_command: C
     revoked, added = entries(gateway_command, store, "bob")
     assert (added["action"], added["old"], added["actor"], added["origin"]) == ("key.add", None, "command line", ME)
     assert (revoked["action"], revoked["new"]) == ("key.revoke", None)
-    settings = {"models": ["gpt-*"], "tokens": 500, "usd": None, "calls": None, "window_s": 86_400.0, "rpm": 9}
+    settings = {
+        "group": None,
+        "models": ["gpt-*"],
+        "tokens": 500,
+        "usd": None,
+        "calls": None,
+        "window": "1d",
+        "rpm": 9,
+        "expires_at": None,
+        "replaced_until": None,
+    }
     assert added["new"] == revoked["old"] == settings
     assert key.startswith("gw-")
     assert key.encode() not in (gateway_command.folder / "s.db").read_bytes()

@@ -12,10 +12,8 @@ import pytest
 
 from gateway.core.audit import AuditEntry, Author
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger.arithmetic import Limits
-from gateway.core.stored import StoredKey
 from gateway.mock import MockProvider, MockServer
-from gateway.server.audit import key_settings_json, line_of, record_change
+from gateway.server.audit import line_of, record_change
 from gateway.stores.memory import MemoryStore
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import STARTS_S, GatewayThread, until
@@ -244,10 +242,3 @@ async def test_a_change_stays_if_its_entry_cannot_be_stored(caplog: pytest.LogCa
 def test_an_entry_is_one_line() -> None:
     entry = AuditEntry(0.0, "key.add", "bob", "command line", "root@host", None, {"models": ["a\nb"]})
     assert line_of(entry) == 'key.add bob by command line from root@host: null -> {"models":["a\\nb"]}'
-
-
-def test_the_settings_of_a_key_have_no_digest() -> None:
-    key = StoredKey("bob", b"digest", 1.0, ("gpt-*",), Limits(tokens=5, window_s=60.0), 3)
-    assert key_settings_json(key) == {
-        "models": ["gpt-*"], "tokens": 5, "usd": None, "calls": None, "window_s": 60.0, "rpm": 3
-    }  # fmt: skip
