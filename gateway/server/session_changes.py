@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core import errors
 from gateway.core.audit import Author
-from gateway.core.ledger.arithmetic import NOTHING, Balance, Claim, Dimension, Limits
+from gateway.core.ledger.arithmetic import NOTHING, Balance, Claim, Dimension
 from gateway.core.ledger.charging import BudgetPolicy, claim_of_session
 from gateway.core.ledger.refusals import usd
 from gateway.core.ledger.session_key import SessionKey
@@ -30,18 +30,9 @@ async def change_budget(
     before = await _balance(store, claim)
     await store.override_limits(key.account, limits)
     old = before.limits if before is not None else claim.configured
-    new = claim.configured if limits is None else _with_limits(old, limits)
+    new = claim.configured if limits is None else old._replace(**limits)
     known = limits_json(old) if before is not None else None
     await record_change(store, author, "session.budget", key.shown(), old=known, new=limits_json(new))
-
-
-def _with_limits(limits: Limits, changed: Mapping[Dimension, int | None]) -> Limits:
-    return Limits(
-        changed.get("tokens", limits.tokens),
-        changed.get("nano_usd", limits.nano_usd),
-        changed.get("calls", limits.calls),
-        limits.window_s,
-    )
 
 
 async def change_step(
