@@ -30,7 +30,7 @@ async def change_budget(
     before = await _balance(store, claim)
     await store.override_limits(key.account, limits)
     old = before.limits if before is not None else claim.configured
-    changed: dict[str, int | None] = {**(limits or {})}
+    changed = {str(name): limit for name, limit in (limits or {}).items()}
     new = claim.configured if limits is None else old._replace(**changed)
     known = limits_json(old) if before is not None else None
     await record_change(store, author, "session.budget", key.shown(), old=known, new=limits_json(new))
