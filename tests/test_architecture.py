@@ -69,6 +69,8 @@ HOMES = {
     "typer": ("gateway.cli",),
     "rich": ("gateway.cli",),
     "tiktoken": ("gateway.counters.tiktoken",),
+    "jwt": ("gateway.server.token_verifier",),
+    "cryptography": ("gateway.server.token_verifier",),
     "splintr": ("gateway.counters.vocabularies",),
     "ctok": ("gateway.counters.vocabularies",),
     "litellm": ("gateway.upstream.litellm",),

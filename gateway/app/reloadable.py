@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from gateway import config
 from gateway.app.assembly import assemble
 from gateway.app.resources import Tls, logs_json, planner_of, upstreams_of
+from gateway.app.token_issuer import bearer_tokens_of
 from gateway.budget.reservation import Budgets
 from gateway.call.types import SessionPolicy
 from gateway.config.model_catalog import Catalog
@@ -40,6 +41,7 @@ from gateway.counters.registry import Counters
 from gateway.pipeline.exchange import Gateway
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.bearer_tokens import BearerTokens
 from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import ServerRules
 from gateway.server.health import ProviderHealth
@@ -128,8 +130,12 @@ class Lasting:
 class Parts:
     """The parts of a worker that one configuration makes: authentication, routes, connections and rules."""
 
-    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
+    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls, earlier: Parts | None = None) -> None:
         self.settings = settings
+        #: the callers of bearer tokens; keys of the identity provider that `earlier` parts know stay known
+        self.bearer_tokens: BearerTokens | None = bearer_tokens_of(
+            settings.auth.jwt, earlier.bearer_tokens if earlier is not None else None
+        )
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
@@ -146,6 +152,7 @@ class Parts:
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
+            self.bearer_tokens,
             is_required=settings.auth.required,
         )
         bounds = Bounds(
@@ -190,6 +197,8 @@ class Parts:
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_callback(upstream.aclose)
+            if self.bearer_tokens is not None:
+                closing.push_async_callback(self.bearer_tokens.aclose)
             closing.push_async_callback(self.forwarder.close)
 
     async def retire(self) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from gateway import config
+from gateway.app.token_issuer import check_token_issuer
 from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
 from gateway.config.price_table import load_price_table
@@ -260,6 +261,7 @@ def problems_of(settings: config.Settings) -> list[str]:
         partial(open_families, Counters(), settings),
         partial(callbacks.load_observers, settings.callbacks.observers),
         partial(tls_contexts, settings.providers),
+        partial(check_token_issuer, settings.auth.jwt),
     ]
     if settings.telemetry.otel:
         looks.append(otel.load_packages)

@@ -305,7 +305,7 @@ class Worker:
         """
         settings, needing_restart = self._reread()
         add_counters(self.lasting.counters, settings)
-        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
+        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers), self._parts)
         if old.forwarder.is_stopping:
             # The worker is stopping: a reload must not accept calls again.
             self._parts.forwarder.stop_accepting()

@@ -230,7 +230,9 @@ def _is_no_secret(location: tuple[int | str, ...]) -> bool:
             return True
         case ("providers", _, "retries" | "breaker" | "timeout_s" | "max_connections", *_):
             return True
-        case ("auth", "keys", _, "budget" | "rpm", *_):
+        case ("auth", "keys", _, "budget" | "rpm", *_) | ("auth", "jwt", "leeway_s"):
+            return True
+        case ("auth", "jwt", "groups", _, "budget" | "rpm", *_):
             return True
     return False
 

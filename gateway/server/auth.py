@@ -1,4 +1,4 @@
-"""Authenticate callers: client keys, the admin key, and requests without either.
+"""Authenticate callers: client keys, bearer tokens, the admin key, and requests without any of them.
 
 Keys are hashed and looked up by digest. So the response time does not reveal how much of a guessed key is correct.
 """
@@ -9,7 +9,7 @@ import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
@@ -31,12 +31,32 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """One client key: its name, digest, allowed models and budget."""
+    """One client key, or one token: its name, digest, allowed models and budget.
+
+    `is_admin`: it may use /api like the admin key.
+    """
 
     name: str
     digest: bytes
     models: tuple[str, ...] = ()
     budget: KeyLimits = NO_KEY_BUDGET
+    is_admin: bool = False
+
+
+class TokenCallers(Protocol):
+    """The callers of bearer tokens of the identity provider."""
+
+    async def verify(self, headers: Headers) -> None:
+        """Verify the tokens in the headers.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        ...
+
+    def rule(self, secret: bytes) -> KeyRule | None:
+        """Return the rule of a verified token by its digest, or None."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +69,10 @@ class Access:
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
+
+
+#: what administrators may do
+SEES_ALL: Final = Access(None, admin=True)
 
 
 def check_single(headers: Headers) -> None:
@@ -94,6 +118,7 @@ class Authenticator:
         admin_key: key for changes under /api; None: only this machine may make changes.
         origins: origins of other web pages that may call.
         stored: returns the present client keys of the store, by digest.
+        tokens: the callers of bearer tokens; None: no tokens are accepted.
         is_required: every call needs a client key, even if none exists.
     """
 
@@ -103,14 +128,25 @@ class Authenticator:
         admin_key: str | None,
         origins: Sequence[str] = (),
         stored: Callable[[], Mapping[bytes, StoredKey]] = dict,
+        tokens: TokenCallers | None = None,
         *,
         is_required: bool = False,
     ) -> None:
         self._origins = frozenset(origins)
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
+        self._tokens = tokens
         self._is_required = is_required
         self._admin = digest(admin_key) if admin_key is not None else None
+
+    async def verify_tokens(self, headers: Headers) -> None:
+        """Verify bearer tokens, before `caller` or `api` looks for the caller.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        if self._tokens is not None:
+            await self._tokens.verify(headers)
 
     def caller(self, headers: Headers, peer: str | None, *, reads: bool = False) -> Caller:
         """Return the caller of a request that is to be forwarded.
@@ -133,6 +169,9 @@ class Authenticator:
                 raise Unauthenticated(
                     'The request has no known client key. Send one as "Authorization: Bearer KEY" or in x-api-key. '
                     "Configure keys in auth.keys, or create one: gateway keys add NAME."
+                    if self._tokens is None
+                    else "The request has no known client key, and no token of the issuer in auth.jwt.issuer. Send one "
+                    'of them as "Authorization: Bearer TOKEN" or in x-api-key.'
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         origin = _origin(headers)
@@ -151,14 +190,14 @@ class Authenticator:
         self._refuse_other_origins(_origin(headers), headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin in presented:
-            return Access(None, admin=True)
+            return SEES_ALL
         for value in presented:
             rule = self._rule(value)
             if rule is not None:
                 # A client key selects its own sessions, also for requests from this machine.
-                return Access(rule.name, admin=False, limits=rule.budget.limits)
+                return SEES_ALL if rule.is_admin else Access(rule.name, admin=False, limits=rule.budget.limits)
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
-            return Access(None, admin=True)
+            return SEES_ALL
         if not self._needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
         if not self._needs_key and _is_loopback(peer) and not _is_rebound_name(headers, peer):
@@ -167,13 +206,15 @@ class Authenticator:
 
     @property
     def _needs_key(self) -> bool:
-        return self._is_required or bool(self._configured or self._stored())
+        return self._is_required or self._tokens is not None or bool(self._configured or self._stored())
 
     def _rule(self, value: bytes) -> KeyRule | None:
         """Return the client key with this digest, or None. A configured key has priority over a stored one."""
         configured = self._configured.get(value)
         if configured is not None:
             return configured
+        if self._tokens is not None and (verified := self._tokens.rule(value)) is not None:
+            return verified
         stored = self._stored().get(value)
         if stored is None:
             return None

@@ -1,0 +1,79 @@
+"""Build what accepts the bearer tokens of the identity provider, from the settings under `auth.jwt`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from gateway.config.access import TokenIssuer
+from gateway.config.policies import limits_of
+from gateway.core.errors import ConfigError
+from gateway.core.ledger.charging import KeyLimits
+from gateway.server.bearer_tokens import BearerTokens, ClaimRules, TokenRights
+from gateway.server.signing_keys import TIMEOUT_S, FetchedKeys, FixedKeys, KeyDocument, KeySource, KnownKeys
+from gateway.server.token_verifier import PublicKeys, TokenVerifier, load_packages, read_keys
+from gateway.upstream import http
+
+
+def bearer_tokens_of(row: TokenIssuer | None, earlier: BearerTokens | None = None) -> BearerTokens | None:
+    """Return what accepts tokens, or None if `auth.jwt` is not set. Needs a running event loop.
+
+    `earlier`: the one before a reload. Its keys are known from the start if they have the same address.
+
+    Raises:
+        ConfigError: a package is missing, or the file with the keys cannot be used.
+    """
+    if row is None:
+        return None
+    load_packages()
+    verifier = TokenVerifier(row.issuer, row.audiences, row.algorithms, row.leeway_s)
+    rights = {
+        name: TokenRights(group.models, KeyLimits(limits_of(group.budget), group.rpm), group.admin)
+        for name, group in row.groups.items()
+    }
+    return BearerTokens(verifier, _keys_of(row, earlier), ClaimRules(row.claims.name, row.claims.group, rights))
+
+
+def check_token_issuer(row: TokenIssuer | None) -> None:
+    """Check that tokens can be accepted, without asking the identity provider.
+
+    Raises:
+        ConfigError: a package is missing, or the file with the keys cannot be used.
+    """
+    if row is not None:
+        load_packages()
+        if row.key_file is not None:
+            _keys_in_file(row.key_file, row)
+
+
+def _keys_of(row: TokenIssuer, earlier: BearerTokens | None) -> KeySource:
+    if row.jwks_url is None:
+        return FixedKeys(_keys_in_file(row.key_file or "", row))
+    timeouts = http.UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
+    upstream = http.HttpUpstream(
+        "identity provider", row.jwks_url, timeouts, max_connections=1, proxy=http.proxy_for(row.jwks_url)
+    )
+    document = KeyDocument(upstream, row.jwks_url)
+    return FetchedKeys(document, partial(read_keys, algorithms=row.algorithms), _known_keys(row, earlier))
+
+
+def _known_keys(row: TokenIssuer, earlier: BearerTokens | None) -> KnownKeys | None:
+    source = earlier.keys if earlier is not None else None
+    if not isinstance(source, FetchedKeys) or source.document.url != row.jwks_url or not source.known.document:
+        return None
+    known = source.known
+    try:
+        # Other algorithms may be accepted now.
+        return KnownKeys(read_keys(known.document, row.algorithms), known.document, known.read_at)
+    except ValueError:
+        return None
+
+
+def _keys_in_file(path: str, row: TokenIssuer) -> PublicKeys:
+    try:
+        return read_keys(Path(path).read_bytes(), row.algorithms)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigError([f"auth.jwt.key_file: {path} {problem}"])
