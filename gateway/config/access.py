@@ -146,7 +146,7 @@ class TokenIssuer(Section):
     @field_validator("audience")
     @classmethod
     def _audience(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if not value or "" in value:
+        if not value or (isinstance(value, tuple) and not all(value)):
             raise ValueError("is empty; write the audience of the gateway")
         return value
 
