@@ -76,7 +76,7 @@ def uncommented() -> str:
         example = re.fullmatch(r"(\s*)#((?: |(?= - )) .*)", line)
         if example and shown and not in_example:
             # Remove the empty value before an example, which replaces it.
-            shown[-1] = re.sub(r": (?:\[\]|\{\})(?=\s|$)", ":", shown[-1])
+            shown[-1] = re.sub(r": (?:\[\]|\{\}|null)(?=\s|$)", ":", shown[-1])
         in_example = example is not None
         shown.append(example[1] + example[2] if example else line)
     return "\n".join(shown)
@@ -87,6 +87,7 @@ def test_the_commented_examples_in_gateway_yaml_are_valid(tmp_path: Path) -> Non
     file.write_text(uncommented())
     settings = config.load(file, environment={"ALICE_KEY": "0123456789abcdef"}).settings
     assert settings.auth.keys
+    assert settings.auth.jwt
     assert settings.models
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from gateway import config
-from gateway.app.token_issuer import check_token_issuer
 from gateway.config import model_catalog
 from gateway.config.policies import context_policy, routes_of, table_names, uplifts
 from gateway.config.price_table import load_price_table
@@ -261,10 +260,13 @@ def problems_of(settings: config.Settings) -> list[str]:
         partial(open_families, Counters(), settings),
         partial(callbacks.load_observers, settings.callbacks.observers),
         partial(tls_contexts, settings.providers),
-        partial(check_token_issuer, settings.auth.jwt),
     ]
     if settings.telemetry.otel:
         looks.append(otel.load_packages)
+    if settings.auth.jwt is not None:
+        from gateway.app.token_issuer import check_token_issuer  # noqa: PLC0415  # few gateways need it
+
+        looks.append(partial(check_token_issuer, settings.auth.jwt))
     problems = []
     for look in looks:
         try:

@@ -34,16 +34,15 @@ def bearer_tokens_of(row: TokenIssuer | None, earlier: BearerTokens | None = Non
     return BearerTokens(verifier, _keys_of(row, earlier), ClaimRules(row.claims.name, row.claims.group, rights))
 
 
-def check_token_issuer(row: TokenIssuer | None) -> None:
+def check_token_issuer(row: TokenIssuer) -> None:
     """Check that tokens can be accepted, without asking the identity provider.
 
     Raises:
         ConfigError: a package is missing, or the file with the keys cannot be used.
     """
-    if row is not None:
-        load_packages()
-        if row.key_file is not None:
-            _keys_in_file(row.key_file, row)
+    load_packages()
+    if row.key_file is not None:
+        _keys_in_file(row.key_file, row)
 
 
 def _keys_of(row: TokenIssuer, earlier: BearerTokens | None) -> KeySource:

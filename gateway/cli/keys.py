@@ -123,8 +123,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
         stop("--window needs a budget: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
-    is_open = not auth.keys and not auth.required
-    if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
+    if not auth.needs_credential and not with_store(config, store, lambda opened: opened.keys(), make=True):
         _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     key = f"gw-{secrets.token_urlsafe(32)}"
     stored = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
