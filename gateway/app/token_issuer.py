@@ -50,7 +50,7 @@ def _keys_of(row: TokenIssuer, earlier: BearerTokens | None) -> KeySource:
         return FixedKeys(_keys_in_file(row.key_file or "", row))
     timeouts = http.UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S)
     upstream = http.HttpUpstream(
-        "identity provider", row.jwks_url, timeouts, max_connections=1, proxy=http.proxy_for(row.jwks_url)
+        "auth.jwt", row.jwks_url, timeouts, max_connections=1, proxy=http.proxy_for(row.jwks_url)
     )
     document = KeyDocument(upstream, row.jwks_url)
     return FetchedKeys(document, partial(read_keys, algorithms=row.algorithms), _known_keys(row, earlier))

@@ -180,7 +180,7 @@ class FetchedKeys:
         except TimeoutError:
             failure = f"no response within {TIMEOUT_S:g} s"
         except GatewayError as error:
-            failure = error.message
+            failure = error.message.rstrip(".")
         except ValueError as error:
             failure = f"the response {error}"
         except Exception:

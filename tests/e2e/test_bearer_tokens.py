@@ -16,10 +16,14 @@ import anthropic
 import jwt
 import openai
 import pytest
+from playwright.sync_api import Browser, expect
+from websockets.exceptions import InvalidStatus
 
 from gateway.mock import MockProvider, MockServer
 from tests.conftest import StartGateway, StartProcess
 from tests.e2e.test_reload import edit, reload
+from tests.server.test_sockets import answer, ask, opened
+from tests.support import browsers
 from tests.support import identity_provider as idp
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.identity_provider import IdentityProvider, bearer, rsa_key, token
@@ -161,6 +165,50 @@ def test_other_algorithms_and_keys_without_an_id_are_accepted(
         )
         value = ".".join([*parts, idp.encoded(method.sign(".".join(parts).encode(), key))])
         assert call(gateway, bearer(value)).status == status, (kid, name, alg)
+
+
+def test_each_call_over_a_websocket_needs_a_valid_token(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
+) -> None:
+    gateway = gateway_server(mock_server.url, **provider.settings(leeway_s=0))
+    with pytest.raises(InvalidStatus), opened(gateway, "s", **bearer(token(exp=NOW - 3600))):
+        pass
+    with opened(gateway, "s", **bearer(token(exp=int(time.time()) + 3))) as socket:
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+        def is_refused() -> bool:
+            ask(socket)
+            last = answer(socket)[-1]
+            return bool(last["type"] == "error" and last["error"]["code"] == "invalid_api_key")
+
+        until(is_refused, what="the token has expired")
+
+
+def test_the_dashboard_accepts_a_token(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway, provider: IdentityProvider
+) -> None:
+    settings = provider.settings(claims={"group": "groups"}, groups={"ops": {"admin": True}, "*": {}})
+    gateway = gateway_server(mock_server.url, **{**settings, "auth.admin_key": ADMIN})
+    assert call(gateway, {**bearer(token("ada@example.com")), "x-session-id": "mine"}).status == 200
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("401", "403")
+        page = watched.page
+        page.goto(f"{gateway.url}/ui#/sessions")
+        dialog = page.get_by_role("dialog", name="A key is needed")
+        dialog.get_by_label("Key").fill(token(exp=NOW - 3600))
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_role("alert")).to_contain_text("The token has expired")
+        dialog.get_by_label("Key").fill(token("ada@example.com"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="mine", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Forget key").click()
+        dialog.get_by_label("Key").fill(token("olga", groups=["ops"]))
+        page.keyboard.press("Enter")
+        page.goto(f"{gateway.url}/ui#/sessions")
+        expect(page.get_by_role("link", name="jwt:ada:40example.com/mine")).to_be_visible()
+        page.get_by_role("link", name="Health").click()
+        expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
 
 
 # --- groups -------------------------------------------------------------------------------------------------------
