@@ -21,6 +21,8 @@ from gateway.server.token_verifier import TokenHead, TokenVerifier, read_head
 _MOST_CHARACTERS: Final = 16_384
 #: how each token begins: `{"` in Base64
 _BEGINNING: Final = "eyJ"
+#: dots in a signed token
+_DOTS: Final = 2
 #: verified tokens that are kept
 _MOST_KEPT: Final = 4096
 #: seconds after which a kept token is verified again at the latest, whatever time it names
@@ -146,6 +148,9 @@ class BearerTokens(TokenCallers):
                 "claims."
             )
         head = read_head(token)
+        if head is None and token.count(".") == _DOTS:
+            # It may be a token of this issuer with a typing error. Encrypted tokens, of other issuers, have more parts.
+            raise Unauthenticated("The token is not a valid JWT. Copy it again.")
         if head is None or head.issuer != self._verifier.issuer:
             return None
         algorithm, key = await self._key(head)

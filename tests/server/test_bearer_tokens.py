@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any, get_args
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gateway.config.access import SignatureAlgorithm
 from gateway.core.errors import Unauthenticated
 from gateway.server.auth import digest
 from gateway.server.bearer_tokens import BearerTokens, ClaimRules
@@ -102,3 +106,20 @@ async def test_a_verified_token_costs_few_calls() -> None:
             tokens.verify(headers).send(None)  # it never waits
 
     assert count_calls(again) < 60
+
+
+@pytest.mark.parametrize("algorithm", get_args(SignatureAlgorithm))
+async def test_every_algorithm_of_the_configuration_works(algorithm: str) -> None:
+    key: Any = rsa_key("one")
+    if algorithm.startswith("E"):
+        curves = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+        key = ec.generate_private_key(curves[algorithm]) if algorithm in curves else Ed25519PrivateKey.generate()
+    keys = FixedKeys(read_keys(idp.pem(key), get_args(SignatureAlgorithm)))
+    verifier = TokenVerifier(idp.ISSUER, (idp.AUDIENCE,), get_args(SignatureAlgorithm), 60)
+    tokens, value = BearerTokens(verifier, keys, ClaimRules()), token(key=key, alg=algorithm)
+    await tokens.verify(sent(value))
+    assert tokens.rule(digest(value)) is not None
+    tokens = BearerTokens(VERIFIER, keys, ClaimRules())
+    if algorithm != "RS256":
+        with pytest.raises(Unauthenticated, match="Accepted: RS256"):
+            await tokens.verify(sent(value))
