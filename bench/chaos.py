@@ -48,6 +48,8 @@ from gateway.core.ledger.arithmetic import Amount, Claim  # noqa: E402
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey  # noqa: E402
 from gateway.core.ports import Store  # noqa: E402
 from gateway.core.record import ORPHANED, CallRecord  # noqa: E402
+from gateway.core.rollup import COUNTS, PERIOD_S, UsageQuery  # noqa: E402
+from gateway.core.usage import Totals  # noqa: E402
 from gateway.mock import MockProvider, MockServer  # noqa: E402
 from gateway.mock.wire import MockUsage, ReceivedCall, Share  # noqa: E402
 
@@ -543,7 +545,7 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
         "providers": {"upstream": provider},
         "default_provider": "upstream",
         "built_in_providers": False,
-        "models": [{"match": "*", "provider": "upstream", "price": {"input": 1, "output": 10}}],
+        "models": [{"match": "*", "provider": "upstream", "reasoning": False, "price": {"input": 1, "output": 10}}],
         "budget": {"lease_s": LEASE_S},
         "steps": [{"name": "work", "sequence": SEQUENCE, "is_default": True}],
         "store": {"url": store, "on_failure": on_failure, "journal": str(folder / "journals")},
@@ -827,14 +829,17 @@ class Stored:
 
 async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tuple[list[str], Stored]:
     """Wait until nothing is held and no journal is left; return what is left, and the contents of the store."""
-    store = resources.open_store(config.load(file, environment={}).settings)
+    settings = config.load(file, environment={}).settings
+    store = resources.open_store(settings)
     try:
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while (left := await unsettled(store, folder, sessions)) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         stored = Stored([], {session.id: (0, 0) for session in sessions}, {}, {})
         # Read all sessions, not only called ones, so that wrong entries are found.
-        for view in (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions:
+        views = (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions
+        left += await differences(store, settings.store.url, [view.totals for view in views])
+        for view in views:
             stored.records += await store.calls(view.key, CALLS_KEPT)
             if view.key.namespace == OPEN_NAMESPACE:
                 stored.totals[view.key.id] = (view.totals.total_tokens, view.totals.calls)
@@ -846,6 +851,36 @@ async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tup
         return left, stored
     finally:
         await store.aclose()
+
+
+async def differences(store: Store, url: str, totals: Sequence[Totals]) -> list[str]:
+    """Return the numbers that differ between the usage by hour and by day and the totals of all sessions.
+
+    In a cluster, usage and sessions are on several servers, and a killed worker may have written only one of them.
+    """
+    wrong = list[str]()
+    if url.startswith("redis+cluster"):
+        return wrong
+    for period, seconds in PERIOD_S.items():
+        today = int(time.time() // seconds)
+        rows = await store.usage(UsageQuery(period, today - 48, today))
+        sums = dict(
+            zip(COUNTS, [sum(column) for column in zip(*(row.counts for row in rows), strict=True)], strict=True)
+        )
+        expected = {
+            "charged_calls": sum(one.calls for one in totals),
+            "cost_pico_usd": int(sum(one.cost_usd for one in totals) * 10**12),
+            **{
+                name: sum(getattr(one, name) for one in totals)
+                for name in ("input_tokens", "output_tokens", "total_tokens")
+            },
+        }
+        wrong += [
+            f"usage by {period}: {name} {sums.get(name)}, sessions {number}"
+            for name, number in expected.items()
+            if sums.get(name) != number
+        ]
+    return wrong
 
 
 async def unsettled(store: Store, folder: Path, sessions: Sequence[Session]) -> list[str]:

@@ -41,6 +41,7 @@ from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.times import time_text
 from gateway.core.usage import Charge, Usage
 from gateway.server.app import GatewayApp
 from gateway.server.serving import ServerThread, make_config
@@ -59,6 +60,8 @@ DAYS, BURST_S = 20.0, 1.0
 #: share of the longest session in all calls; number of sessions of the client key that has been idle since the first
 #: day
 LONGEST, IDLE = 0.01, 20
+#: models and tags of the calls, by which usage is added up
+MODELS, TAGS = ("gpt-5-mini", "gpt-5", "claude-sonnet-4-5", "gemini-2.5-pro"), ("nightly", "research", "support")
 ADMIN, KEYS = "bench-key-of-the-admin", {"alice": "bench-key-of-alice", "idle": "bench-key-of-idle"}
 
 
@@ -113,6 +116,8 @@ def _record(key: SessionKey, at: float, number: int, dice: random.Random) -> Cal
         charge=Charge(usage, "provider", cost),
         accounts=(AccountKey("key", key.namespace), key.account),
         tools=RECORD.tools if number % 2 else (),
+        model=MODELS[dice.randrange(len(MODELS))],
+        labels={"tag": TAGS[dice.randrange(len(TAGS))]} if number % 3 else {},
     )
 
 
@@ -297,7 +302,9 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def _entries(answer: bytes) -> int:
     with contextlib.suppress(ValueError):
         value = json.loads(answer)
-        return next((len(value[name]) for name in ("sessions", "calls") if isinstance(value.get(name), list)), 1)
+        return next(
+            (len(value[name]) for name in ("sessions", "calls", "usage") if isinstance(value.get(name), list)), 1
+        )
     return 1
 
 
@@ -357,6 +364,10 @@ def lists(store: str, server: Server, size: Size) -> Iterator[Row]:
     yield asked(store, admin, f"/api/calls/{newest[0]['call_id']}", "a call by its id")
     named = next(one["request_id"] for one in newest if one["request_id"] != one["call_id"])
     yield asked(store, admin, f"/api/calls/{named}?explain=1", "a call by its request id")
+    for query in ("group_by=key,model", "group_by=tag&bucket=total", "group_by=key,model&bucket=hour"):
+        for who, client in callers[:2]:
+            begin = time_text(time.time() - DAYS * 86_400)
+            yield asked(store, client, f"/api/usage?{query}&from={begin}", f"usage {query[9:]}{who}")
     yield asked(store, alice, "/api/calls/nothing", "no call", 404)
     yield asked(store, admin, "/api/sessions/nothing", "no session", 404)
     yield asked(store, admin, "/api/results/tr_nothing", "no tool result", 404)

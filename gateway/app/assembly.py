@@ -10,6 +10,7 @@ from gateway.background.settlement import BackgroundSettlement
 from gateway.budget.accounts import Accounts
 from gateway.budget.reservation import Budgets
 from gateway.budget.settlement import CallSettlement
+from gateway.budget.usual_output import UsualOutput
 from gateway.call.record import RecordBuilder
 from gateway.call.types import Incoming, SessionPolicy
 from gateway.context.planner import Planner
@@ -23,14 +24,18 @@ from gateway.core.context_budget import SummaryModel
 from gateway.core.http.headers import ProviderAddress, secrets_of
 from gateway.core.ports import Observer, Upstream
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.runaway import RunawayPolicy
 from gateway.core.steps import Agent
 from gateway.core.thinking_origin import ThinkingRules
 from gateway.core.times import Clocks
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.downgrade import Downgrades
 from gateway.pipeline.exchange import Exchange, Gateway
 from gateway.pipeline.response import ResponseRelay, TotalsComment
+from gateway.pipeline.token_counts import TokenCounts
 from gateway.steps.enforcement import Steps
+from gateway.steps.runaway import RunawayGuard
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
@@ -58,6 +63,7 @@ def assemble(
     result_model: SummaryModel | None = None,
     agents: Mapping[str, Agent] | None = None,
     thinking: ThinkingRules | None = None,
+    runaway: RunawayPolicy | None = None,
 ) -> Gateway:
     """Return the pipeline of one configuration.
 
@@ -82,6 +88,7 @@ def assemble(
         result_model: the model that summarizes tool results; None for extracts only.
         agents: the steps of each agent, by name.
         thinking: which models read whose thinking.
+        runaway: when agents that run away are warned and stopped; None for never.
     """
 
     def handle(incoming: Incoming) -> Exchange:
@@ -97,6 +104,9 @@ def assemble(
         observers=observers,
         clocks=clocks,
     )
+    guard = None
+    if runaway is not None and runaway.least_messages is not None:
+        guard = RunawayGuard(runaway, store=store, planner=planner, observers=observers, clocks=clocks)
     records = RecordBuilder(
         facts,
         clock,
@@ -115,6 +125,7 @@ def assemble(
         settler=settler,
         facts=facts,
         read_body=planner.read,
+        usual=UsualOutput(learner, clock),
         clock=clock,
     )
     settlement = CallSettlement(
@@ -156,25 +167,30 @@ def assemble(
     )
     secrets = [secret for provider in providers.values() for secret in secrets_of(provider)]
     comment = totals_comment if policy.stream_totals else None
+    origins = ThinkingOrigins(store, planner.read, thinking or ThinkingRules())
     gateway = Gateway(
         routes=routes,
         providers=providers,
+        facts=facts,
         availability=store.availability,
         planner=planner,
         policy=policy,
         steps=steps,
+        runaway=guard,
         background=background,
         background_settlement=background_settlement,
-        thinking=ThinkingOrigins(store, planner.read, thinking or ThinkingRules()),
+        thinking=origins,
         accounts=accounts,
         settlement=settlement,
         composer=composer,
         compactions=compactions,
+        token_counts=TokenCounts(planner, providers, facts, clock),
         dispatcher=dispatcher,
         relay=ResponseRelay(
             accounts, background_settlement, settlement, clock, totals_comment=comment, secrets=secrets
         ),
         new_id=new_id,
+        downgrades=Downgrades(limits.downgrade, planner=planner, facts=facts, thinking=origins, store=store),
         clock=clock,
         wall=wall,
     )

@@ -6,10 +6,11 @@ A reload makes new `Parts` with the same `Lasting`; calls under way end under th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from gateway import config
@@ -27,14 +28,19 @@ from gateway.config.policies import (
     provider_of,
     result_model,
     routes_of,
+    runaway_policy,
 )
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
 from gateway.context.planner import Planner, PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
-from gateway.core.ledger.charging import KeyLimits
+from gateway.core.errors import StoreDamaged
+from gateway.core.ledger.arithmetic import AccountKey, Claim
+from gateway.core.ledger.charging import KeyLimits, claims_on
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Upstream
+from gateway.core.record import CallRecord
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
@@ -123,6 +129,7 @@ class Lasting:
             new_id=self.new_id,
             result_model=result_model(settings, self.catalog.facts),
             agents=agents_of(settings),
+            runaway=runaway_policy(settings),
             thinking=self.estimator.families.thinking,
         )
 
@@ -132,6 +139,8 @@ class Parts:
 
     def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls, earlier: Parts | None = None) -> None:
         self.settings = settings
+        self._keys = lasting.keys
+        self._store = lasting.store
         #: the callers of bearer tokens; keys of the identity provider that `earlier` parts know stay known
         self.bearer_tokens: BearerTokens | None = bearer_tokens_of(
             settings.auth.jwt, earlier.bearer_tokens if earlier is not None else None
@@ -186,6 +195,28 @@ class Parts:
         #: settles a call whose worker died
         self.settle_orphaned = gateway.background_settlement.settle_orphaned
         self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds, lasting.unrecorded)
+
+    async def _agent_types(self, accounts: Iterable[AccountKey]) -> dict[AccountKey, str | None]:
+        """Return the types of the subagents that these accounts belong to."""
+        types: dict[AccountKey, str | None] = {}
+        sessions = {SessionKey(one.namespace, one.session_id) for one in accounts if one.kind == "agent"}
+        for session in sessions:
+            with contextlib.suppress(StoreDamaged):
+                types |= {session.agent_account(one.id): one.type for one in await self._store.agents(session)}
+        return types
+
+    async def claims_on(self, calls: Sequence[CallRecord]) -> list[Claim]:
+        """Return the accounts that calls were charged to, with the limits that this configuration sets, each once."""
+        accounts = dict.fromkeys(account for call in calls for account in call.accounts)
+        limits = {key.name: limits_of(key.budget) for key in self.settings.auth.keys}
+        types = await self._agent_types(accounts)
+        types |= {
+            call.session.agent_account(call.agent.id): call.agent.type
+            for call in calls
+            if call.session is not None and call.agent is not None
+        }
+        stored = {key.name: key.limits for key in self._keys.keys.values()}
+        return claims_on(accounts, self.rules.budget, stored | limits, types)
 
     def providers(self) -> list[ProviderHealth]:
         """Return the health of each provider."""

@@ -61,10 +61,10 @@ def open_store(settings: config.Settings) -> Store:
                 "'redis[hiredis]'"
             ) from None
 
-        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
+        return RedisStore(settings.store.url, timeout_s=timeout_s, retention=settings.retention)
     if path is None:
-        return MemoryStore()
-    return SqliteStore(path, timeout_s=timeout_s)
+        return MemoryStore(retention=settings.retention)
+    return SqliteStore(path, timeout_s=timeout_s, retention=settings.retention)
 
 
 def open_families(counters: Counters, settings: config.Settings) -> TokenizerFamilies:
@@ -243,6 +243,7 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> WebhookSender:
         key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
         headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
         timeout_s=row.timeout_s,
+        format=row.format,
     )
     timeouts = http.UpstreamTimeouts(row.timeout_s, row.timeout_s, row.timeout_s)
     upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))

@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -36,6 +36,7 @@ from gateway.context.planner import PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
+from gateway.core.ledger.arithmetic import Claim
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
@@ -54,6 +55,7 @@ from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, totals_json
 from gateway.server.unrecorded import UnrecordedRefusals
+from gateway.server.usage import UsageApi
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -61,9 +63,12 @@ from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
+from gateway.telemetry.alert_outbox import AlertOutbox, Receiver
+from gateway.telemetry.budget_alerts import BudgetAlerts, Leadership
 from gateway.telemetry.callbacks import CallbackObserver, Shapes
 from gateway.telemetry.metrics import Metrics, WorkerState
 from gateway.telemetry.otel import Otel
+from gateway.telemetry.sinks import CallSink
 
 logger = logging.getLogger("gateway")
 
@@ -110,6 +115,7 @@ def build_app(load: Load) -> GatewayApp:
             worker = Worker(store, settings, load)
             try:
                 await worker.lasting.keys.load()
+                await worker.begin_alerts()
                 yield worker
             finally:
                 await worker.aclose()
@@ -179,6 +185,7 @@ class Worker:
         metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         calls = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, metrics), _SHAPES)
         self._telemetry = _Telemetry(calls, metrics, otel)
+        self._alerts = self._alerts_to(calls.alert_receivers(), settings, metrics)
         observers = [learner, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
         unrecorded = UnrecordedRefusals(observers)
         self._kept_s = settings.kept_s
@@ -208,6 +215,7 @@ class Worker:
         self._store_url = settings.store.shown_url
         self.api = OwnApi(
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            UsageApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
             EventsApi(store, lambda: self._parts.rules),
@@ -217,11 +225,37 @@ class Worker:
         self._started_at = time.time()
         settler.start()
         leases.start()
-        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh())
+        sinks = [CallSink(store, sink.path, _SHAPES.call, sink.keep_s).run() for sink in settings.sinks]
+        chores = (self._expire(), self._note_state(), self.lasting.keys.keep_fresh(), *sinks)
         self._chores = {asyncio.create_task(chore) for chore in chores}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+
+    def _alerts_to(
+        self, receivers: Sequence[Receiver], settings: config.Settings, metrics: Metrics | None
+    ) -> BudgetAlerts | None:
+        """Return what sends budget alerts, or None if there is no receiver."""
+        if not receivers:
+            return None
+        dropped = partial(metrics.count_webhook_event, "dropped") if metrics is not None else lambda: None
+        return BudgetAlerts(
+            self._store,
+            self._claims_on,
+            settings.callbacks.budget_thresholds,
+            leadership=Leadership(self._store, new_id()),
+            outbox=AlertOutbox(self._store, receivers, dropped=dropped),
+            new_id=new_id,
+        )
+
+    async def _claims_on(self, calls: Sequence[CallRecord]) -> list[Claim]:
+        """Return the accounts that calls were charged to, with the limits of the current configuration."""
+        return await self._parts.claims_on(calls)
+
+    async def begin_alerts(self) -> None:
+        """Start to compare budgets with their thresholds, before the first call."""
+        if self._alerts is not None:
+            await self._alerts.begin()
 
     @property
     def forwarder(self) -> Forwarder:
@@ -364,6 +398,8 @@ class Worker:
             closing.push_async_callback(self.lasting.settler.aclose)
             closing.push_async_callback(self.lasting.leases.aclose)
             closing.push_async_callback(self._telemetry.aclose)
+            if self._alerts is not None:
+                closing.push_async_callback(self._alerts.aclose)
             closing.callback(self.lasting.threads.close)
             closing.push_async_callback(self._parts.aclose)
             closing.push_async_callback(self.api.events.aclose)

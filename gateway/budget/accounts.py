@@ -16,6 +16,7 @@ from math import ceil
 from typing import Final
 
 from gateway.budget.reservation import Budgets, OpenedAccounts, named_agents
+from gateway.budget.usual_output import UsualOutput
 from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
@@ -30,7 +31,15 @@ from gateway.core.errors import (
 )
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim
 from gateway.core.ledger.charging import ChargedAccounts, TokenRate, dearest, limits_output, rate_of
-from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, longest_output, output_to_reserve, widest_room
+from gateway.core.ledger.closing import ClosingPolicy
+from gateway.core.ledger.output_limit import (
+    LEAST_SUMMARY,
+    STREAM_STEP,
+    CallNeed,
+    longest_output,
+    output_to_reserve,
+    widest_room,
+)
 from gateway.core.ledger.refusals import Allowance, allowance
 from gateway.core.ports import ReadBody
 from gateway.core.record import CallRecord
@@ -71,9 +80,12 @@ class Accounts:
         settler: Settler,
         facts: Callable[[Route], ModelFacts],
         read_body: ReadBody,
+        usual: UsualOutput,
         clock: Callable[[], float],
     ) -> None:
         self._budgets = budgets
+        self._usual = usual
+        self._clock = clock
         self._records = records
         self._settler = settler
         self._facts = facts
@@ -81,6 +93,11 @@ class Accounts:
         #: Models whose streams arrive in one piece, made before they are sent. A hold that grows with the response
         #: would not bound them.
         self._in_one_piece = RecentModels(clock)
+
+    @property
+    def closing(self) -> ClosingPolicy | None:
+        """Return the settings of closing calls; None if there are none."""
+        return self._budgets.policy.closing
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -95,7 +112,12 @@ class Accounts:
         caller, directives = state.incoming.caller, state.incoming.directives
         agents = named_agents(state.agent) if self._budgets.policy.agents else ()
         state.budget.charged = ChargedAccounts(
-            caller.namespace, caller.budget, state.session, declared=directives.budget, agents=agents
+            caller.namespace,
+            caller.budget,
+            state.session,
+            declared=directives.budget,
+            agents=agents,
+            is_compaction=state.is_compaction,
         )
         return self._take_opened(
             state,
@@ -142,6 +164,7 @@ class Accounts:
         self._check_deferred(state)
         if state.budget.accounts.budgets:
             await self._read_body(len(call.body), lambda: _read_for_hold(state, call))
+            await self._read_usual_output(state, call)
         # The store may have made the hold even if the call ends before its reply.
         state.budget.is_holding = True
         try:
@@ -152,6 +175,8 @@ class Accounts:
         except StoreUnavailable:
             # The store may have made the hold all the same. The record of the call gives it back, even of a refused
             # one.
+            if state.budget.closing is not None:
+                raise  # Another worker may make the closing call, and this one cannot know.
             state.budget.accounts = self._budgets.without_store(state.budget.accounts)
             state.notes["store"] = _STALE
             state.budget.hold = await self._reserve(state, call, routes)
@@ -159,7 +184,24 @@ class Accounts:
             state.budget.is_holding = False
             raise
         state.budget.accounts = state.budget.hold.accounts
+        usual, lease = state.budget.usual_output, state.budget.hold.lease
+        if usual is not None and 0 < lease.step < STREAM_STEP:
+            state.notes["reserved"] = f"{lease.tokens:,} output tokens at first; usual are {usual:,}"
         return routes
+
+    async def _read_usual_output(self, state: CallState, call: Call) -> None:
+        """Read the usual output of a stream without a limit, which is reserved first if the hold can grow.
+
+        With `budget.clamp_output: false`, calls are refused rather than shortened, so a stream reserves more at first.
+        A summary of the whole conversation is longer than other responses.
+        """
+        asked = output_to_reserve(state.output_asked, state.step_output)
+        is_limited = limits_output(state.budget.accounts.budgets)
+        is_lowered = self._budgets.policy.clamp and not state.is_compaction
+        if call.stream and asked is None and is_limited and is_lowered:
+            routes = state.routing.routes
+            ahead = routes[routes.index(state.routing.route) :]
+            state.budget.usual_output = await self._usual.of(state.session, ahead)
 
     @staticmethod
     def check_held(state: CallState) -> None:
@@ -220,6 +262,7 @@ class Accounts:
         tokens, expected = _uncounted(state, call) if plan is None else (plan.safe_tokens, plan.context.tokens)
         # Summaries of tool results are made after the hold, and may be longer than the extracts that they replace.
         tokens += state.context.shown.extra_tokens if state.context.shown is not None else 0
+        tokens, expected = tokens + state.closing_tokens, expected + state.closing_tokens
         can_end = call.stream and wire is not None and not asks_for_more_than_text(fields)
         can_end = can_end and not state.is_fetched_later
         kept = state.kept_by(*ahead)
@@ -227,6 +270,7 @@ class Accounts:
         expected += kept if plan is None else 0
         rates = self._rates(state, call, ahead, tokens + kept)
         windows = [facts.window for facts in known]
+        choices = responses_asked(fields, wire)
         if plan is not None:
             # The provider of the current route may have reported another window.
             windows[0] = plan.window
@@ -234,13 +278,14 @@ class Accounts:
             tokens + kept,
             output=output,
             model_output=longest_output([facts.output for facts in known]),
-            least_output=state.output_asked.least,
-            choices=responses_asked(fields, wire),
+            least_output=max(state.output_asked.least, LEAST_SUMMARY if state.is_client_compaction else 0),
+            choices=choices,
             has_output=wire is not None or output is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not state.incoming.endpoint.estimated,
             model=state.routing.route.model,
             can_grow=can_end
+            and state.budget.closing is None
             and all(facts.reasoning is False for facts in known)
             and not any(route in self._in_one_piece for route in ahead),
             can_end=can_end,
@@ -248,6 +293,8 @@ class Accounts:
             # Without `kept`: a provider that needs room for the response drops some of what it keeps of earlier turns.
             room=widest_room(windows, tokens),
             expected=expected,
+            is_last=state.budget.closing is not None,
+            usual_output=state.budget.usual_output if choices == 1 and state.budget.closing is None else None,
         )
 
     def _rates(self, state: CallState, call: Call, ahead: Sequence[Route], tokens: int) -> list[TokenRate | None]:
@@ -287,7 +334,10 @@ class Accounts:
         lease = state.budget.hold.lease
         if lease.is_bounded and state.response.bytes_sent - lease.checked_at >= lease.check_bytes:
             await self._budgets.check(lease)
-            lease.schedule_check(state.response.bytes_sent, lease.delivered())
+            delivered = lease.delivered()
+            lease.schedule_check(state.response.bytes_sent, delivered)
+            if delivered and state.budget.output_seen_at is None:
+                state.budget.output_seen_at = self._clock()
         return lease.is_over
 
     @staticmethod
@@ -306,7 +356,12 @@ class Accounts:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    def note_stream_in_one_piece(self, state: CallState, record: CallRecord) -> None:
+    def learn(self, state: CallState, record: CallRecord) -> None:
+        """Remember how long the response was, and whether it came in one piece."""
+        self._usual.note(state, record)
+        self._note_stream_in_one_piece(state, record)
+
+    def _note_stream_in_one_piece(self, state: CallState, record: CallRecord) -> None:
         """Note the route if its stream came in one piece, far longer than the hold, so that it could not be ended."""
         taken, charge = state.budget.hold, record.charge
         if taken is None or charge is None or taken.final_response_tokens is not None or taken.hold is None:

@@ -14,7 +14,7 @@ from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged, Stor
 from gateway.core.http.gateway_headers import PARENT
 from gateway.core.ledger.arithmetic import Amount, Balance, Claim, Granted, Hold, Limits, Refused
 from gateway.core.ledger.charging import AgentName, BudgetPolicy, ChargedAccounts, claims_of, limits_output
-from gateway.core.ledger.output_limit import STREAM_STEP, CallNeed, hold_for, limit_of_hold, longest_text
+from gateway.core.ledger.output_limit import CallNeed, hold_for, limit_of_hold, longest_text
 from gateway.core.ledger.refusals import refusal
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Sessions
@@ -347,8 +347,9 @@ class Budgets:
             opened.hold,
             CallAccounts.of(accounts.claims, granted.balances, is_stale=accounts.is_stale),
         )
-        grows = need.can_grow and need.output is None and bool(after.budgets)
-        lease = Lease(hold.id, lease_s, granted.units * need.choices, STREAM_STEP if grows else 0, need.choices)
+        grows = need.grows and bool(after.budgets)
+        lease = Lease(hold.id, lease_s, granted.units * need.choices, need.step if grows else 0, need.choices)
+        lease.check_bytes = lease.least_check_bytes
         lease.opened = replace(opened, units=granted.units)
         if need.can_end and not grows and limits_output(after.budgets):
             lease.end_tokens = longest_text(lease.tokens)

@@ -61,7 +61,7 @@ class CallSettlement:
             await self._read_for_record(state)
             # Only the first time: after an interrupted settlement it is unknown whether the session's step changed.
             state.settlement.record = self._record(state)
-            self._accounts.note_stream_in_one_piece(state, state.settlement.record)
+            self._accounts.learn(state, state.settlement.record)
             transition = self._transition(state, state.settlement.record)
         record = state.settlement.record
         if self._background.concerns(state, record):

@@ -263,12 +263,12 @@ class BoundCall:
             return False
         return self._has_room(planned)
 
-    @staticmethod
-    def _has_room(planned: PlanResult) -> bool:
-        """Return whether some turns fit until the next trim."""
+    def _has_room(self, planned: PlanResult) -> bool:
+        """Return whether some turns fit until the next trim. After a summary there are none."""
         budget = planned.plan.context.budget
         return (
-            planned.plan.trim_decision is not None
+            self.is_summary
+            or planned.plan.trim_decision is not None
             or budget is None
             or planned.plan.safe_tokens <= (1 - _FREE_SHARE) * budget
         )

@@ -10,6 +10,7 @@ from functools import partial
 from math import ceil
 from typing import Final
 
+from gateway.call.routing import tag_in_body
 from gateway.call.state import CLIENT_CLOSED, CallState
 from gateway.core.ledger.arithmetic import NOTHING, Amount
 from gateway.core.ledger.charging import accounts_of, spent_by
@@ -26,6 +27,7 @@ from gateway.core.record import (
     Outcome,
     response_digest,
 )
+from gateway.core.rollup import KEY
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_text
 from gateway.core.trimming.report import MessageOutcomes
@@ -37,6 +39,8 @@ from gateway.dialects.server_state import continuation_ids, stored_response_id
 from gateway.dialects.texts import estimate, safe_name, token_ids
 
 _ALL_BILLED: Final[Mapping[str, Collection[str]]] = {}
+#: decimals of times in a record: whole microseconds take half the bytes in a store
+_DECIMALS: Final = 6
 #: outcomes of calls whose client did not receive the whole response
 _LEFT: Final = frozenset[Outcome]({"client_left", *CANCEL_REASONS})
 #: suffixes that turn the name of a model into that of one version: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
@@ -201,7 +205,7 @@ class RecordBuilder:
         *,
         is_orphaned: bool = False,
     ) -> CallRecord:
-        incoming, call, now = state.incoming, state.call, self._clock()
+        incoming, call, now, head_at = state.incoming, state.call, self._clock(), state.dispatch.head_at
         context = _context(state, response, charge)
         if is_orphaned and context is not None and context.message_fates:
             context = replace(context, message_fates=MessageOutcomes())
@@ -210,7 +214,7 @@ class RecordBuilder:
             request_id=incoming.request_id,
             session=state.session,
             derived_session=state.is_session_derived,
-            started_at=state.started_at,
+            started_at=round(state.started_at, _DECIMALS),
             dialect=state.dialect.name,
             operation=_operation(state, call),
             provider=state.routing.route.provider,
@@ -225,9 +229,9 @@ class RecordBuilder:
             finish_reason=safe_name(response.finish_reason) if response.finish_reason else None,
             tools=tuple(map(safe_name, response.tools)),
             charge=charge,
-            overhead_s=(state.dispatch.sent_at or now) - incoming.started,
-            first_byte_s=state.dispatch.head_at - incoming.started if state.dispatch.head_at is not None else None,
-            duration_s=now - incoming.started,
+            overhead_s=round((state.dispatch.sent_at or now) - incoming.started, _DECIMALS),
+            first_byte_s=round(head_at - incoming.started, _DECIMALS) if head_at is not None else None,
+            duration_s=round(now - incoming.started, _DECIMALS),
             request_bytes=len(incoming.body),
             response_bytes=state.response.bytes_sent,
             notes=state.notes,
@@ -239,6 +243,7 @@ class RecordBuilder:
             kept=_kept_response(state, response, charge),
             answer=_lookup_name(state, response),
             unread_thinking=state.context.unread_thinking,
+            labels=_labels(state),
             agent=state.agent,
         )
 
@@ -418,6 +423,9 @@ def _context(state: CallState, response: ParsedResponse, charge: Charge | None) 
     if state.context.plan is None:
         return None
     context, reported = state.context.plan.context, response.usage
+    if state.budget.closing is not None and charge is not None:
+        # The plan does not count the last instruction, so the difference to the report teaches nothing.
+        return replace(context, beyond=charge.usage.input_tokens)
     if reported is None or reported.request_tokens is None or charge is None:
         return context
     beyond = charge.usage.input_tokens - reported.request_tokens
@@ -467,6 +475,17 @@ def _kept_response(state: CallState, response: ParsedResponse, charge: Charge | 
         return ""
     ids = continuation_ids(call.fields, state.incoming.endpoint.wire, response.id)
     return kept_response(state.routing.route.provider, charge, ids, plan.overhead if plan is not None else 0)
+
+
+def _labels(state: CallState) -> dict[str, str]:
+    """Return the names by which the usage of a call is added up, besides its session's client key and its model."""
+    labels: dict[str, str] = {}
+    if state.session is None:
+        labels[KEY] = state.incoming.caller.namespace
+    tag = state.incoming.directives.tag or (tag_in_body(state.call) if state.call is not None else None)
+    if tag is not None:
+        labels["tag"] = tag
+    return labels
 
 
 def _lookup_name(state: CallState, response: ParsedResponse) -> str | None:

@@ -28,7 +28,9 @@ from gateway.core.providers import (
 from gateway.core.record import CallRecord
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
+from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
+from gateway.dialects.client_compaction import has_compaction_prompt
 from gateway.dialects.contents import is_too_large
 from gateway.dialects.fields import UNREADABLE, decode
 
@@ -83,13 +85,27 @@ def session_id_in_body(call: Call) -> str | None:
     return identity.from_body({name: decode(fields[name]) for name in identity.BODY_FIELDS if name in fields})
 
 
-def calling_agent_of(incoming: Incoming, call: Call) -> CallingAgent | None:
-    """Return the agent of the session that makes a call, or None if the client says nothing about agents."""
+def tag_in_body(call: Call) -> str | None:
+    """Return the tag that `metadata.tag` of the body names, or None."""
+    metadata = decode(call.fields["metadata"]) if "metadata" in call.fields else None
+    tag = metadata.get("tag") if isinstance(metadata, dict) else None
+    return tag if identity.is_tag(tag) else None
+
+
+def calling_agent_of(incoming: Incoming, call: Call, *, is_compaction: bool = False) -> CallingAgent | None:
+    """Return the agent of the session that makes a call, or None if the client says nothing about agents.
+
+    `is_compaction`: the call asks its provider for a compaction. The prompt of a client that summarizes its
+    conversation itself is recognized here.
+    """
     if incoming.purpose is not None:
         return incoming.purpose.agent
     raw = call.fields.get(calling_agent.BODY_FIELD)
     metadata = decode(raw) if raw is not None and len(raw) <= _MOST_METADATA else None
-    return calling_agent.calling_agent(by_name(incoming.headers), metadata)
+    agent, wire = calling_agent.calling_agent(by_name(incoming.headers), metadata), incoming.endpoint.wire
+    if is_compaction or asks_for_compaction(call.fields, wire) or has_compaction_prompt(call, wire):
+        return replace(agent or CallingAgent(), request_class="compaction")
+    return agent
 
 
 def session_of(

@@ -14,7 +14,16 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from gateway.call.bound_thinking import BoundCall
-from gateway.call.types import ActiveStep, CallAccounts, Incoming, PlanRequest, RequestCounts, ShownResults, TakenHold
+from gateway.call.types import (
+    ActiveStep,
+    CallAccounts,
+    ClosingCall,
+    Incoming,
+    PlanRequest,
+    RequestCounts,
+    ShownResults,
+    TakenHold,
+)
 from gateway.core.calling_agent import CallingAgent
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import header
@@ -28,6 +37,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import NOTE_FALLBACK, NOTE_TRACEPARENT, CallRecord, Outcome
 from gateway.core.routing import Route
+from gateway.core.runaway import Finding
 from gateway.core.session import NOTHING_REMEMBERED, Remembered
 from gateway.core.steps import Step
 from gateway.core.thinking_origin import UnreadableThinking
@@ -64,6 +74,7 @@ class RoutingState:
         others: other models that the providers may use instead of the call's model, because the call allows it.
         failed: the routes that were tried before the current one, each with the reason why it was given up.
         advisors: models that the call's model may ask for advice, with a tool of the provider.
+        cheaper: the routes of a cheaper model, which precede those of the call's own model; empty without one.
     """
 
     routes: tuple[Route, ...] = (_NO_ROUTE,)
@@ -73,6 +84,7 @@ class RoutingState:
     failed: tuple[str, ...] = ()
     others: tuple[Route, ...] = ()
     advisors: tuple[Route, ...] = ()
+    cheaper: tuple[Route, ...] = ()
 
     @property
     def has_next(self) -> bool:
@@ -102,7 +114,10 @@ class BudgetState:
         is_holding: the store was asked to reserve something. It may have done so even if its reply was lost.
         hold: what is reserved; None before that.
         text_tokens: estimated tokens of the call's texts, if they were read for the hold.
+        usual_output: the usual output tokens of the call, if it may be reserved for; None if unknown.
+        output_seen_at: monotonic seconds when a check of the hold first found output in a stream.
         caches_long: the call may ask for a cache of an hour or more, which costs more. Only read under a USD budget.
+        closing: set if it is the closing call of its session; `pipeline.closing` sets it.
     """
 
     charged: ChargedAccounts = _NO_ACCOUNTS
@@ -111,7 +126,10 @@ class BudgetState:
     is_holding: bool = False
     hold: TakenHold | None = None
     text_tokens: int | None = None
+    usual_output: int | None = None
+    output_seen_at: float | None = None
     caches_long: bool = False
+    closing: ClosingCall | None = None
 
     @property
     def is_far_over(self) -> bool:
@@ -129,8 +147,9 @@ class StepsState:
         step: the step that was active when the call came; its record names it.
         restriction: how the request states which tools may be called.
         refused_changes: the route whose model refused a system message that removes tools; None if none did.
-        contents: the messages of the call, if a condition needs them; None if they are to be read for the plan.
+        contents: the messages of the call, if they were read for a rule; None if they are to be read for the plan.
         counts: the token counts of `contents`, if a condition needs them.
+        warnings: what runaway protection found. Written by `steps.runaway`.
     """
 
     active: ActiveStep | None = None
@@ -139,6 +158,7 @@ class StepsState:
     refused_changes: Route | None = None
     contents: Contents | None = None
     counts: RequestCounts | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 class UnreadExtracts(NamedTuple):
@@ -255,6 +275,7 @@ class ReceivedResponse:
         is_billed: the provider charges for the call, because it has accepted it.
         is_event_stream: the response is a stream of events.
         bytes_sent: bytes of the response that were passed to the client.
+        is_count_estimated: the response is a token count of the gateway, instead of one of the provider.
     """
 
     status: int = CLIENT_CLOSED
@@ -265,6 +286,7 @@ class ReceivedResponse:
     is_billed: bool = False
     is_event_stream: bool = False
     bytes_sent: int = 0
+    is_count_estimated: bool = False
 
 
 @dataclass(init=False)
@@ -343,6 +365,16 @@ class CallState:
         return None if self.budget.accounts.is_stale else self.session
 
     @property
+    def is_compaction(self) -> bool:
+        """Return whether the client, or the provider for it, replaces the conversation by what this call returns."""
+        return self.agent is not None and self.agent.request_class == "compaction"
+
+    @property
+    def is_client_compaction(self) -> bool:
+        """Return whether the client replaces the conversation by the text of this call's response."""
+        return self.is_compaction and self.context.compaction is None
+
+    @property
     def is_billed_later(self) -> bool:
         """Return whether the provider bills this call only after its response, as for a batch.
 
@@ -355,6 +387,12 @@ class CallState:
     def is_fetched_later(self) -> bool:
         """Return whether usage that is billed later is reported when the response is fetched through the gateway."""
         return self.call is not None and is_fetched_later(self.call.fields, self.incoming.endpoint.wire)
+
+    @property
+    def closing_tokens(self) -> int:
+        """Return the most input tokens that the instruction of a closing call adds; 0 for other calls."""
+        closing = self.budget.closing
+        return closing.policy.most_tokens if closing is not None else 0
 
     @property
     def at_provider(self) -> tuple[str, ...]:

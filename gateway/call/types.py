@@ -15,12 +15,14 @@ from gateway.core.http.gateway_headers import SESSION
 from gateway.core.http.headers import Headers
 from gateway.core.ledger.arithmetic import NO_LIMITS, Balance, Claim, Hold, Limits
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, budgets_in
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.modes import ResponseMode, original_of
 from gateway.core.modes.summary import MAX_SUMMARIES, SummaryLimits
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.runaway import Finding
 from gateway.core.steps import Agent, ConditionFacts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
@@ -91,6 +93,7 @@ class Directives:
         mode: the response mode of tool results; the budget may require a shorter one.
         parent: the session that this session works for.
         agent: the agent whose steps apply.
+        tag: a name by which the usage of the call is added up.
     """
 
     context: ContextOptions = NO_OPTIONS
@@ -98,6 +101,7 @@ class Directives:
     mode: ResponseMode = "raw"
     parent: str | None = None
     agent: str | None = None
+    tag: str | None = None
 
 
 NO_DIRECTIVES: Final = Directives()
@@ -178,6 +182,19 @@ class ActiveStep:
         return self.agent.step(self.state)
 
 
+@dataclass(slots=True)
+class ClosingCall:
+    """A call that is the last one of its session, because it no longer fits the budget.
+
+    Attributes:
+        policy: the settings of closing calls.
+        refused: fields that the provider has refused, so that they are left out.
+    """
+
+    policy: ClosingPolicy
+    refused: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class RequestReport:
     """The values of the request that the headers of its response show.
@@ -190,6 +207,10 @@ class RequestReport:
         is_uncounted: the request was sent without counting its tokens, so that it could not be trimmed.
         is_billed_later: the provider bills the call after this response, and no session sees that usage.
         overhead_s: seconds that the gateway needed before it sent the request.
+        is_count_estimated: the response is a token count of the gateway itself.
+        is_closing: it is the closing call of its session.
+        cheaper_model: the model that serves it because little of a budget is left; None if it keeps its own.
+        warnings: what runaway protection found.
     """
 
     session: SessionKey | None = None
@@ -199,6 +220,10 @@ class RequestReport:
     is_uncounted: bool = False
     is_billed_later: bool = False
     overhead_s: float = 0.0
+    is_count_estimated: bool = False
+    is_closing: bool = False
+    cheaper_model: str | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 NOTHING_TO_REPORT: Final = RequestReport()
@@ -293,6 +318,7 @@ class PlanRequest:
         format_name: the name of the format, if it is read as another one (embeddings).
         received: what the client sent; None if `contents` are that.
         keeps_decisions: earlier trim decisions of the conversation stay in force, even if the request would fit now.
+        is_compaction: the client compacts its conversation, so that only the window of the model limits the request.
     """
 
     contents: Contents
@@ -305,6 +331,7 @@ class PlanRequest:
     format_name: str = ""
     received: Contents | None = None
     keeps_decisions: bool = False
+    is_compaction: bool = False
 
     @property
     def is_changed(self) -> bool:

@@ -14,7 +14,22 @@ from typing import Final, NoReturn
 
 import typer
 
-from gateway.cli import bench, demo, env, inspect, keys, models, price_update, replay, serve, sessions, setup, top
+from gateway.cli import (
+    bench,
+    demo,
+    env,
+    export,
+    inspect,
+    keys,
+    models,
+    price_update,
+    replay,
+    serve,
+    sessions,
+    setup,
+    top,
+    usage,
+)
 from gateway.cli.common import Command, Exit, Group
 
 #: errors of a full disk, a broken device or a closed pipe
@@ -41,6 +56,8 @@ app.command("models", cls=Command)(models.models)
 app.command("models update", cls=Command)(price_update.update)
 app.command("env", cls=Command)(env.env)
 app.command("top", cls=Command)(top.top)
+app.command("usage", cls=Command)(usage.usage)
+app.command("export", cls=Command)(export.export)
 app.command("replay", cls=Command)(replay.replay)
 app.command("bench", cls=Command)(bench.bench)
 app.add_typer(sessions.app, name="sessions")

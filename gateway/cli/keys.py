@@ -26,12 +26,12 @@ from gateway.cli.common import (
     refuse_early_options,
     stop,
 )
-from gateway.cli.numbers import count, dollars, moment, number, share, span
+from gateway.cli.numbers import count, dollars, moment, number, share, span, until_empty
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
     from gateway.core.ledger.arithmetic import Balance, Claim, Limits
-    from gateway.core.ports import Ledger, Store
+    from gateway.core.ports import Calls, Ledger, Store
     from gateway.core.stored import StoredKey
 
 app = typer.Typer(cls=Group, help="List, add or revoke the client keys in the store.", invoke_without_command=True)
@@ -60,15 +60,17 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
 
     async def read(opened: Store) -> list[dict[str, Any]]:
         keys = [*configured, *await opened.keys()]
-        return [_row(key, balance) for key, balance in zip(keys, await _balances(opened, keys), strict=True)]
+        balances = await _balances(opened, keys)
+        rates = [await _burn_rate(opened, balance) for balance in balances]
+        return [_row(*one) for one in zip(keys, balances, rates, strict=True)]
 
     rows = with_store(config, store, read)
     if as_json:
         print_json(rows)
         return
-    columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "created")
+    columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "empty", "created")
     numbers = ("tokens", "dollars", "calls", "window", "rpm", "used", "created")
-    first_to_go = ("created", "rpm", "calls", "models")
+    first_to_go = ("created", "rpm", "calls", "models", "empty")
     print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=first_to_go)
 
 
@@ -244,13 +246,24 @@ async def _balances(opened: Ledger, stored: Sequence[StoredKey]) -> Sequence[Bal
         return [None]
 
 
+async def _burn_rate(opened: Calls, balance: Balance | None) -> dict[str, Any] | None:
+    """Return when the budget of a client key is empty, or None if that is unknown."""
+    from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
+    from gateway.server.shown import burn_rate_json
+
+    if balance is None or balance.limits.is_none:
+        return None
+    records = await opened.newest_calls(balance.key.namespace, NEWEST_CALLS)
+    return burn_rate_json(burn_rate(balance, records, time.time()))
+
+
 def _claim(key: StoredKey) -> Claim:
     from gateway.core.ledger.arithmetic import AccountKey, Claim
 
     return Claim(AccountKey("key", key.name), key.limits)
 
 
-def _row(key: StoredKey, balance: Balance | None) -> dict[str, Any]:
+def _row(key: StoredKey, balance: Balance | None, rate: dict[str, Any] | None = None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from gateway.core.ledger.refusals import usd
@@ -265,6 +278,7 @@ def _row(key: StoredKey, balance: Balance | None) -> dict[str, Any]:
         "window_s": limits.window_s,
         "rpm": key.rpm,
         "used_fraction": round(used, 4) if used is not None else None,
+        "burn_rate": rate,
         "created_at": datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds")
         if key.created_at
         else "in the configuration",
@@ -286,5 +300,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         span(row["window_s"]) if row["window_s"] is not None else "",
         number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
+        until_empty(row["burn_rate"]),
         moment(row["created_at"]),
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -93,6 +93,18 @@ def share(fraction: float, decimals: int = 0) -> str:
 def moment(time: str) -> str:
     """Return an ISO time in whole seconds: `2026-11-28T12:05:00Z`."""
     return re.sub(r"\.\d+", "", time).replace("+00:00", "Z")
+
+
+def until_empty(rate: Mapping[str, Any] | None) -> str:
+    """Return when a budget is empty by its `burn_rate`: `in 40m, 12 calls`; an empty text if that is unknown."""
+    if rate is None:
+        return ""
+    if not rate["empty_in_s"]:
+        return "now"
+    if rate["refills_first"]:
+        return "not before it refills"
+    calls = rate["empty_in_calls"]
+    return f"in {span(rate['empty_in_s'])}, {calls:,} call{'' if calls == 1 else 's'}"
 
 
 def span(seconds: float) -> str:

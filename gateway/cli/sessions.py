@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,19 @@ from gateway.cli.common import (
     stop,
 )
 from gateway.cli.listed import Row, SortName, order, rows
-from gateway.cli.numbers import RAISE, cost, count, dollars, moment, number, raised, share, span, whole_number
+from gateway.cli.numbers import (
+    RAISE,
+    cost,
+    count,
+    dollars,
+    moment,
+    number,
+    raised,
+    share,
+    span,
+    until_empty,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -46,8 +59,20 @@ _AGENTS_FIRST_TO_GO = ("tools", "parent", "step", "with children")
 _AGENT_TOOLS = 3
 #: newest sessions that are searched for a name similar to an unknown one
 _SEARCHED = 1_000
+#: fields without a value that are printed as "none"; others are unknown
+_MAY_BE_NONE = ("budget", "active_step", "last_stop")
 #: fields of a session that are not printed as single lines: most of them have a table
-_IN_TABLES = ("recent_tools", "tools", "steps", "agents", "last_calls", "parent", "parents", "declared_budget")
+_IN_TABLES = (
+    "recent_tools",
+    "tools",
+    "steps",
+    "agents",
+    "last_calls",
+    "parent",
+    "parents",
+    "declared_budget",
+    "burn_rate",
+)
 
 app = typer.Typer(cls=Group, help="List, show, reset or delete sessions.", invoke_without_command=True)
 
@@ -196,6 +221,23 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 
 
 @app.command(cls=Command)
+def resume(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Allow a session's calls again that runaway protection refuses."""
+    from gateway.server.sessions import resume_session
+
+    key, settings = _key(session), load(config).settings
+
+    async def change(opened: Store) -> dict[str, Any] | None:
+        is_known = await resume_session(opened, key, time.time())
+        return await _changed(opened, key, settings) if is_known else None
+
+    now = with_store(config, store, change)
+    if now is None:
+        _no_session(session, config, store)
+    _print_change(now, f"resumed {session}", as_json=as_json)
+
+
+@app.command(cls=Command)
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Delete a session and its call records."""
     from gateway.server.auth import Access
@@ -341,13 +383,15 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         if name == "budget" and isinstance(value, dict):
             yield from _budget_facts(value)
+            if found["burn_rate"] is not None:
+                yield "budget empty", f"{until_empty(found['burn_rate'])} (at the rate of the newest calls)"
         elif isinstance(value, dict):
             prefix = "" if name == "cumulative_token_usage" else f"{name} "
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())
         elif name == "cost_usd":
             yield name, cost(value)
         else:
-            yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
+            yield name, ("none" if name in _MAY_BE_NONE else "?") if value is None else str(value)
     for parent in found["parents"]:
         yield f"parent {parent['id']}", _budget_text(parent["budget"])
     if found["declared_budget"] is not None:
@@ -377,6 +421,8 @@ def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "budget used", share(budget["used_fraction"], 1)
     if budget["resets_in_s"] is not None:
         yield "budget refills in", span(budget["resets_in_s"])
+    if budget["is_closed"]:
+        yield "closing call", "taken; further calls are refused until the budget is raised or refilled"
 
 
 def _row(row: Row) -> list[str]:

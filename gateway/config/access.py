@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from gateway.config.section import Section, duration
+from gateway.config.section import Positive, Section, duration
 from gateway.core.calling_agent import MAIN
 from gateway.core.http.addresses import is_private_address
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
 from gateway.core.ledger.charging import ANY_AGENT
+from gateway.core.ledger.closing import CLOSING_MESSAGE
 from gateway.core.ledger.session_key import is_reserved
 
 
@@ -228,6 +230,43 @@ class Auth(Section):
         return self
 
 
+class Downgrade(Section):
+    """The cheaper model that serves calls when little of a budget is left."""
+
+    below: float = Field(
+        0.2, gt=0, lt=1, description="Use it when less than this share, 0 to 1, of the most used budget is left."
+    )
+    model: str = Field(
+        min_length=1,
+        description="Cheaper model, named as in a call. A call that it cannot serve keeps its own model.",
+    )
+
+
+class Closing(Section):
+    """The last call of a session whose budget is used up."""
+
+    reserve: float = Field(
+        0.1,
+        gt=0,
+        le=0.5,
+        description="Share of each limit of the session, 0 to 0.5, that is kept for its closing call. At least one "
+        "call is kept of a budget in calls.",
+    )
+    message: str = Field(
+        CLOSING_MESSAGE,
+        min_length=1,
+        max_length=2000,
+        description="Last instruction to the model in the closing call. {tokens}: the output tokens that it has left.",
+    )
+
+    @field_validator("message")
+    @classmethod
+    def _message(cls, value: str) -> str:
+        if set(re.findall(r"{(.*?)}", value)) - {"tokens"}:
+            raise ValueError("contains a name in braces other than {tokens}; leave it out")
+        return value
+
+
 class Budget(KeyBudget):
     """The budget of each session."""
 
@@ -251,6 +290,14 @@ class Budget(KeyBudget):
         description="Model that summarizes large tool results in the mode summary, named as in a call. Its tokens are "
         "charged to the session. null: the gateway makes an extract without a call.",
     )
+    downgrade: Downgrade | None = Field(
+        None, description="A cheaper model for calls when little of a budget is left; null: none."
+    )
+    closing: Closing | None = Field(
+        None,
+        description="Let a session end with a result. When a call no longer fits the session's budget, it is sent once "
+        "as the closing call: trimmed, without tool calls, with a last instruction. null: the call is refused.",
+    )
     clamp_output: bool = Field(
         default=True,
         description="Lower the output limit of a call to what is left of the budget, instead of refusing the call.",
@@ -273,6 +320,11 @@ class Budget(KeyBudget):
         ge=5,
         le=3600,
         description="A hold that is not renewed for this many seconds is settled with the usage last reported for it.",
+    )
+    seconds: Positive | None = Field(
+        None,
+        description="Longest time in seconds that a session may work without a new user message. Later calls are "
+        "refused (400 session_stopped). null: unlimited.",
     )
 
     @field_validator("agents")

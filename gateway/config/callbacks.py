@@ -11,13 +11,17 @@ from pydantic import Field, SecretStr, field_validator
 from gateway.config.section import HEADER_NAME, Section
 from gateway.core.http.addresses import is_address
 from gateway.core.http.signing import signing_key
+from gateway.core.ledger.thresholds import DEFAULT_THRESHOLDS
 
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 #: headers that the gateway sets
 _OURS: Final = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding", "user-agent"})
 _DOTTED_PATH: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*[.:][^\W\d]\w*")
 
-EventName = Literal["on_usage", "on_finish", "on_step"]
+EventName = Literal["on_usage", "on_finish", "on_step", "on_budget", "on_runaway"]
+BodyFormat = Literal["event", "slack", "text"]
+_MOST_THRESHOLDS: Final = 10
+_MAX_PERCENT: Final = 100
 
 
 class Webhook(Section):
@@ -28,7 +32,13 @@ class Webhook(Section):
         ("on_finish",),
         min_length=1,
         description="on_finish: a call ended; on_usage: it was charged; on_step: a session changed its step or "
-        "advanced in it.",
+        "advanced in it; on_budget: a budget reached one of budget_thresholds; "
+        "on_runaway: an agent reached a limit of runaway protection.",
+    )
+    format: BodyFormat = Field(
+        "event",
+        description="Body of a request: event: JSON with all fields; slack: a message for an incoming webhook of "
+        "Slack; text: one line of plain text, for mail relays and chat programs.",
     )
     secret: SecretStr | None = Field(
         None,
@@ -78,8 +88,21 @@ class Callbacks(Section):
         (),
         max_length=16,
         description="Your own Python classes, as package.module.Class. The gateway calls their methods on_usage, "
-        "on_finish and on_step. Each worker has its own object.",
+        "on_finish, on_step, on_budget and on_runaway. Each worker has its own object.",
     )
+    budget_thresholds: tuple[int, ...] = Field(
+        DEFAULT_THRESHOLDS,
+        min_length=1,
+        max_length=_MOST_THRESHOLDS,
+        description="Used percentages of a budget at which on_budget is sent, once in each window.",
+    )
+
+    @field_validator("budget_thresholds")
+    @classmethod
+    def _budget_thresholds(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not all(0 < one <= _MAX_PERCENT for one in value):
+            raise ValueError(f"must be percentages from 1 to {_MAX_PERCENT}, such as [50, 80, 95, 100]")
+        return tuple(sorted(set(value)))
 
     @field_validator("observers")
     @classmethod

@@ -83,6 +83,8 @@ def named_models(settings: Settings) -> list[tuple[str, str]]:
         for at, step in enumerate(agent.steps)
         if step.model is not None
     ]
+    if settings.budget.downgrade is not None:
+        named.append(("budget.downgrade.model", settings.budget.downgrade.model))
     asked = zip(_CALLED_BY_GATEWAY, (settings.budget.summary_model, settings.context.summary.model), strict=True)
     return [*named, *((path, name) for path, name in asked if name is not None)]
 

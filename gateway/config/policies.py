@@ -13,10 +13,12 @@ from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy, DowngradePolicy
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
 from gateway.core.providers import host_row, price_factor
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.runaway import RunawayPolicy, Thresholds
 from gateway.core.steps import (
     DEFAULT_AGENT,
     Agent,
@@ -49,7 +51,24 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         clamp=row.clamp_output,
         deferred=row.deferred == "forward",
         exhausted_status=row.exhausted_status,
+        downgrade=DowngradePolicy(row.downgrade.below, row.downgrade.model) if row.downgrade is not None else None,
+        closing=ClosingPolicy(row.closing.reserve, row.closing.message) if row.closing is not None else None,
         agents={name: limits_of(budget) for name, budget in row.agents.items()},
+    )
+
+
+def runaway_policy(settings: config.Settings) -> RunawayPolicy:
+    """Convert the `runaway:` settings, and the limits in seconds, for core."""
+    rules, budget = settings.runaway, settings.budget
+    seconds = budget.seconds
+    rows = [*settings.steps, *(row for agent in settings.agents.values() for row in agent.steps)]
+    return RunawayPolicy(
+        loop=Thresholds(rules.loop.warn, rules.loop.refuse),
+        no_progress=Thresholds(rules.no_progress.warn, rules.no_progress.refuse),
+        rounds=Thresholds(rules.rounds.warn, rules.rounds.refuse),
+        seconds=Thresholds(seconds * budget.warn_at, seconds) if seconds is not None else Thresholds(),
+        warn_share=budget.warn_at,
+        has_step_seconds=any(row.max_seconds is not None for row in rows),
     )
 
 
@@ -205,6 +224,7 @@ def _agent(name: str, rows: Sequence[config.StepRow]) -> Agent:
                 context_budget=row.context_budget,
                 model=row.model,
                 max_output_tokens=row.max_output_tokens,
+                max_seconds=row.max_seconds,
             )
             for row in rows
         ],

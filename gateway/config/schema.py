@@ -9,9 +9,12 @@ from pydantic import Field, field_validator
 
 from gateway.config.access import Auth, Budget
 from gateway.config.callbacks import Callbacks
+from gateway.config.history import CallSettings, UsageSettings
 from gateway.config.models import Model
 from gateway.config.providers import Provider
+from gateway.config.runaway import Runaway
 from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
+from gateway.config.sinks import Sink
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
 from gateway.core.http.addresses import is_host
@@ -19,6 +22,7 @@ from gateway.core.http.gateway_headers import GATEWAY_HEADERS, REQUEST_ID, SESSI
 from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.providers import PROVIDERS
+from gateway.core.retention import Retention
 from gateway.core.steps import DEFAULT_AGENT
 
 #: headers of the gateway that may name a session
@@ -293,6 +297,9 @@ class Settings(Section):
     context: Context = Field(Context(), description="How requests are trimmed to their context budget.")
     sessions: SessionSettings = Field(SessionSettings(), description="How calls are grouped into sessions.")
     budget: Budget = Field(Budget(), description="The budget of each session.")
+    runaway: Runaway = Field(
+        Runaway(), description="Agents that repeat themselves: when to warn, and when to refuse calls."
+    )
     steps: tuple[StepRow, ...] = Field(
         (), description="Steps of calls without an agent: which tools may be called when. See docs/concepts/steps.md."
     )
@@ -302,6 +309,11 @@ class Settings(Section):
         "belongs to an agent by its route (models[].agent) or by the header x-session-agent.",
     )
     store: StoreSettings = Field(StoreSettings(), description="The store of sessions, budgets and call records.")
+    calls: CallSettings = Field(CallSettings(), description="How long call records are kept.")
+    usage: UsageSettings = Field(UsageSettings(), description="How long usage by hour and by day is kept.")
+    sinks: tuple[Sink, ...] = Field(
+        (), max_length=4, description="Receivers of the records of all calls. See docs/guides/monitoring.md."
+    )
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
     callbacks: Callbacks = Field(
         Callbacks(), description="Webhooks and Python classes that receive events. See docs/guides/callbacks.md."
@@ -338,7 +350,23 @@ class Settings(Section):
 
         A call whose worker died can be settled late and twice. It is charged once only while the store knows the call.
         """
-        return max(self.sessions.ttl_s, 2 * self.budget.lease_s)
+        return max(self.sessions.ttl_s, self._least_kept_s)
+
+    @property
+    def retention(self) -> Retention:
+        """Return how long a store keeps its data."""
+        calls_s = self.calls.keep_s
+        return Retention(
+            sessions_s=self.sessions.ttl_s,
+            hours_s=duration(self.usage.keep_hours),
+            days_s=duration(self.usage.keep_days),
+            calls_s=max(calls_s, self._least_kept_s) if calls_s is not None else None,
+            calls_per_session=self.calls.per_session,
+        )
+
+    @property
+    def _least_kept_s(self) -> float:
+        return 2 * self.budget.lease_s
 
 
 #: routes of every installation, tried after the configured ones

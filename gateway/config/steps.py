@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.section import MOST_TOKENS, Section
+from gateway.config.section import MOST_TOKENS, Positive, Section
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.routing import is_pattern
 from gateway.core.steps import MOST_RECENT, matches_any
@@ -146,6 +146,11 @@ class StepRow(Section):
     model: str | None = Field(None, description="Model to call instead of the requested one.")
     max_output_tokens: int | None = Field(
         None, ge=1, le=MOST_TOKENS, description="Most output tokens of a call, if lower than its own limit."
+    )
+    max_seconds: Positive | None = Field(
+        None,
+        description="Longest time in seconds that the step may last without a new user message. Later calls are "
+        "refused (400 session_stopped).",
     )
 
     @field_validator("name")

@@ -129,6 +129,8 @@ class Planner:
     ) -> None:
         self.policy = policy
         self._policy_keeping = replace(policy, fit=replace(policy.fit, keeps_decisions=True))
+        # No turn follows for which room would have to be left.
+        self._policy_of_compaction = replace(policy, budget=None, fit=replace(policy.fit, low_water=1.0))
         self._estimator = estimator
         self._loop_bytes = loop_bytes
         self._learner = learner
@@ -172,13 +174,22 @@ class Planner:
         """Return the maximum input tokens of a call; None if nothing limits them."""
         counts = await self._count_tokens(request, remembered, None)
         return budget_of(
-            self.policy, with_call_limits(request.facts, request.options, counts.learned.limit), request.options
+            self._policy_of(request),
+            with_call_limits(request.facts, request.options, counts.learned.limit),
+            request.options,
         )
+
+    def _policy_of(self, request: PlanRequest) -> ContextPolicy:
+        """Return the settings for one call. `context.budget` does not limit what a client summarizes."""
+        if request.is_compaction:
+            return self._policy_of_compaction
+        return self._policy_keeping if request.keeps_decisions else self.policy
 
     async def _plan(self, request: PlanRequest, counts: RequestCounts, remembered: Remembered, use: SummaryUse) -> Plan:
         original, learned, keys, overhead = counts
         facts = with_call_limits(request.facts, request.options, learned.limit)
-        budget, window = budget_of(self.policy, facts, request.options), facts.window
+        policy = self._policy_of(request)
+        budget, window = budget_of(policy, facts, request.options), facts.window
         is_compaction = asks_for_compaction(request.contents.fields, request.contents.wire)
         trim = "off" if is_compaction else request.options.trim or self.policy.trim
         unchanged = unchanged_plan(original, budget, self.policy.safety, window=window)
@@ -195,13 +206,12 @@ class Planner:
             self._read_ahead(original, request.contents, keys, budget)
             return unchanged
         scales, since = TokenCounters(self._estimator, self._reader(original), overhead), self._clock()
-        policy = self._policy_keeping if request.keeps_decisions else self.policy
+        # Earlier trim decisions were made for a lower budget.
+        state = replace(remembered.state, trim_decisions={}) if request.is_compaction else remembered.state
 
         def choose() -> Plan:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
-            room = ChoiceBudget(
-                budget, policy, is_shadow, remembered.state, learned, deadline, use, request.salt, window
-            )
+            room = ChoiceBudget(budget, policy, is_shadow, state, learned, deadline, use, request.salt, window)
             return self._trimmed(original, request, keys, room, scales)
 
         try:
@@ -408,8 +418,9 @@ class Planner:
             at_provider = references_in(contents.wire, contents.rest, fresh[:last])
             at_provider |= start.server_references if start is not None else frozenset()
             prefix = CachedPrefix(
-                contents.text_before_last, contents.bounds, known + keys[:last], kind, before, at_provider
-            )
+                contents.text_before_last, contents.bounds, known + keys[:last], kind, before, at_provider,
+                contents.rounds or (start.rounds if start is not None else None),
+            )  # fmt: skip
             self.prefixes.keep(contents.wire, prefix, instead_of=start)
         return estimator.sums(overhead, fresh[last:], keys[last:], before), known + keys
 

@@ -22,7 +22,8 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.http.headers import ProviderAddress
-from gateway.core.ledger.charging import dearest, limits_output, rate_of, remaining_fraction
+from gateway.core.ledger.arithmetic import Balance
+from gateway.core.ledger.charging import budgets_used_by, dearest, limits_output, rate_of, remaining_fraction
 from gateway.core.ledger.output_limit import (
     LimitToSend,
     affordable_input,
@@ -45,6 +46,7 @@ from gateway.core.views import VIEWED, View
 from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.cache_marks import may_have_marks, with_cache_marks
+from gateway.dialects.closing import TASK_BUDGET_FIELD, with_instruction, with_task_budget, without_tool_calls
 from gateway.dialects.contents import TOO_LARGE, Contents, with_inserted, with_messages
 from gateway.dialects.fields import join, without_session_id
 from gateway.dialects.limits import may_be_ignored, with_limit
@@ -90,7 +92,7 @@ class RequestComposer:
 
     def mode_tries(self, state: CallState) -> tuple[ModeTry, ...]:
         """Return the ways to show tool results, in the order to try: as budget and call require, then shorter ones."""
-        incoming, budgets, route = state.incoming, state.budget.accounts.budgets, state.routing.route
+        incoming, budgets, route = state.incoming, self._budgets(state), state.routing.route
         mode, wire = incoming.directives.mode, incoming.endpoint.wire
         if state.budget.hold is not None:
             return (self.last_try(state),)
@@ -103,7 +105,16 @@ class RequestComposer:
             # The model must summarize the results as it has seen them, not a shorter form.
             return (ModeTry(modes),)
         # A model that binds thinking to its prefix has reasoned about results as they were sent.
-        return tries_for(modes, is_bound=self._planner.is_bound(route, wire))
+        tries = tries_for(modes, is_bound=self._planner.is_bound(route, wire))
+        # A summary of the full results is worth more than the room that shorter ones would leave.
+        return (ModeTry(ResponseModes(mode, mode)), *tries) if state.is_compaction else tries
+
+    def _budgets(self, state: CallState) -> tuple[Balance, ...]:
+        """Return the balances of the budgets that the call can use up."""
+        budgets = state.budget.accounts.budgets
+        if all(balance.limits.nano_usd is None for balance in budgets):
+            return budgets
+        return budgets_used_by(budgets, self._facts(state.routing.route).price)
 
     @staticmethod
     def last_try(state: CallState) -> ModeTry:
@@ -287,7 +298,7 @@ class RequestComposer:
             return None
         tools = state.steps.restriction.fields.get("tools")
         name = digest(msgspec.json.encode(tools)).hex() if tools is not None else ""
-        is_summary = asks_for_compaction(contents.fields, contents.wire)
+        is_summary = state.is_compaction
         has_changed = bool(prefixes or state.context.remembered.state.tool_changes)
         if known is None and has_changed and (is_summary or conversation.is_compacted):
             # A summary replaces some turns, and its request leaves out those that the client keeps. So the earlier
@@ -306,18 +317,18 @@ class RequestComposer:
         facts, output = self._facts(route), wanted_output(state.output_asked, state.step_output)
         if state.budget.hold is None:
             state.context.affordable = self._left_for_input(state, output, (route,))
-        affordable = self._affordable(state)
+        affordable, is_compaction = self._affordable(state), state.is_compaction
         step = state.steps.step.context_budget if state.steps.step is not None else None
+        most = affordable if is_compaction else smallest_limit(context_options.budget, affordable, step)
         # The provider is asked to compact the whole conversation, so nothing is trimmed.
         trim = context_options.trim if state.context.compaction is None else "off"
-        options = ContextOptions(
-            trim, smallest_limit(context_options.budget, affordable, step), output, context_options.betas
-        )
+        options = ContextOptions(trim, most, output, context_options.betas)
         original = bound.original if bound is not None else received
         request = PlanRequest(
             contents, route, facts, options, size, _salt(state), self._counts(state, contents),
             received=None if contents is original else original,
-            keeps_decisions=bound is not None and bound.known is not None,
+            keeps_decisions=bound is not None and bound.known is not None and not is_compaction,
+            is_compaction=is_compaction,
         )  # fmt: skip
         return request, affordable
 
@@ -395,7 +406,8 @@ class RequestComposer:
         rate = dearest(
             rate_of(self._facts(route).price, 0, None) for route in (*routes, *state.routing.instead(*routes))
         )
-        return affordable_input(budgets, output, rate)
+        left = affordable_input(budgets, output, rate)
+        return left if left is None else max(1, left - state.closing_tokens)
 
     @staticmethod
     def _counts(state: CallState, contents: Contents) -> RequestCounts | None:
@@ -454,7 +466,7 @@ class RequestComposer:
         # Full texts that the agent asked for by handle are sent, unless the budget is too low for them.
         is_handle_only, left = (
             state.incoming.directives.mode == "handle_only",
-            remaining_fraction(state.budget.accounts.budgets),
+            remaining_fraction(self._budgets(state)),
         )
         shown = state.context.shown = await self._results.show(
             view.messages, modes, state.stored_session,
@@ -552,6 +564,8 @@ class RequestComposer:
     async def remember(self, state: CallState, plan: Plan) -> None:
         """Store a new decision before the call is sent, so that every worker sends the same on later turns."""
         trim_decision, session, bound = plan.trim_decision, state.session, state.context.thinking
+        if state.is_compaction:
+            trim_decision = None  # the next call has another conversation, or the same as before the compaction
         if trim_decision is None and bound is None:
             return
         is_sent = bound is not None and plan.overflow is None
@@ -600,12 +614,44 @@ class RequestComposer:
                 changes[ITEMS[wire]] = join(messages)
         if state.context.thinking is not None and state.context.thinking.provider_drops:
             changes["thinking"] = with_drop_block(call)
+        if state.budget.closing is not None and wire is not None:
+            changes |= self._closing_fields(state, call, wire, messages)
+            if self.adds_task_budget(state, call, provider):
+                changes |= with_task_budget(call.fields, self._left_for_output(state))
         if ask_usage:
             changes |= state.dialect.usage_option(call)
         changes |= self._cache_marks(state, provider, {**call.fields, **changes})
         if provider.strict_fields and state.incoming.endpoint.format is not None:
             changes |= without_session_id(call.fields, in_metadata=state.incoming.endpoint.anthropic)
         return call.with_model(model, changes)
+
+    def _closing_fields(
+        self, state: CallState, call: Call, wire: Wire, messages: Sequence[bytes] | None
+    ) -> dict[str, object]:
+        """Return the fields of a closing call: no tool calls, and how much the model has left."""
+        closing = state.budget.closing
+        if closing is None:
+            return {}
+        choices = without_tool_calls(call.fields, wire)
+        text = closing.policy.instruction(self._left_for_output(state))
+        is_strict = self._planner.family(state.routing.route, wire).turns == "strict"
+        return {
+            **{name: value for name, value in choices.items() if name not in closing.refused},
+            ITEMS[wire]: with_instruction(call.fields, wire, messages, text, is_strict=is_strict),
+        }
+
+    def adds_task_budget(self, state: CallState, call: Call, provider: ProviderAddress) -> bool:
+        """Return whether a closing call reports to the model what it has left, in a field of Claude's API."""
+        closing, wire = state.budget.closing, state.incoming.endpoint.wire
+        if closing is None or wire != "messages" or provider.is_translated or TASK_BUDGET_FIELD in closing.refused:
+            return False
+        family = self._planner.family(state.routing.route, wire)
+        return family.task_budget == "accepted" and bool(with_task_budget(call.fields, 0))
+
+    @staticmethod
+    def _left_for_output(state: CallState) -> int:
+        """Return the output tokens that are reserved for each response."""
+        return state.budget.hold.response_tokens if state.budget.hold is not None else 0
 
     def _cache_marks(
         self, state: CallState, provider: ProviderAddress, fields: Mapping[str, object]
@@ -649,7 +695,7 @@ class RequestComposer:
             return None
         model, room = self._facts(state.routing.route).output, None
         if plan is not None:
-            room = output_room(plan.window, plan.safe_tokens)
+            room = output_room(plan.window, plan.safe_tokens + state.closing_tokens)
         return limit.within(asked, model=model, refused=rule.maximum, room=room)
 
     @staticmethod
@@ -662,7 +708,9 @@ class RequestComposer:
     def held_input(state: CallState) -> int | None:
         """Return the tokens that are held for the input, or None if no budget in tokens or USD is in force."""
         hold = state.budget.hold.hold if state.budget.hold is not None else None
-        return hold.fixed.tokens if hold is not None and limits_output(state.budget.accounts.budgets) else None
+        if hold is None or not limits_output(state.budget.accounts.budgets):
+            return None
+        return hold.fixed.tokens - state.closing_tokens
 
 
 def _salt(state: CallState) -> str:

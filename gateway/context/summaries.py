@@ -199,6 +199,6 @@ class Summaries:
             caller=Caller(session.namespace, budget=KeyLimits(served.caller.budget.limits)),
             path_session=session.id,
             started=self._clock(),
-            directives=Directives(budget=served.directives.budget),
+            directives=Directives(budget=served.directives.budget, tag=served.directives.tag),
             purpose=Purpose(question.operation, state.is_session_derived, {"for": served.call_id}, state.agent),
         )

@@ -54,6 +54,13 @@ class ThinkingOrigins:
         makers = [route for route in routes if route[:2] == newest[:2]]
         return (*makers, *(route for route in routes if route not in makers))
 
+    def is_readable(self, state: CallState, call: Call, route: Route) -> bool:
+        """Return whether the model of a route certainly reads all thinking blocks of a request."""
+        conversation = self._conversation(state, call)
+        if conversation is None or not conversation.origins or self._rules.of(route.model) is None:
+            return False
+        return not unread(conversation.origins, conversation.blocks, route.provider, route.model, self._rules)
+
     async def note_origin(self, state: CallState, call: Call) -> None:
         """Note the thinking blocks that the responding model cannot read, and that new blocks come from this model."""
         session = state.session

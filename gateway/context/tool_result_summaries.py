@@ -138,7 +138,7 @@ def _note(state: CallState, notes: Sequence[str]) -> None:
 def _summary_allowance(model: SummaryModel, balances: Sequence[Balance]) -> tuple[int | None, int]:
     """Return the tokens and calls that summaries may use of the budgets; tokens are None if not limited."""
     tokens = affordable_input(balances, MAX_SUMMARY_TOKENS, rate_of(model.facts.price, 0, None))
-    calls = [balance.left("calls") for balance in balances if balance.key.kind != "rate"]
+    calls = [balance.free("calls") for balance in balances if balance.key.kind != "rate"]
     most = min((left // _SHARE for left in calls if left is not None), default=MAX_SUMMARIES)
     return tokens // _SHARE if tokens is not None else None, min(most, MAX_SUMMARIES)
 

@@ -123,6 +123,11 @@ def budget_of(policy: ContextPolicy, facts: ModelFacts, options: ContextOptions)
     return smallest_limit(policy.budget, options.budget, facts.input, room)
 
 
+def usable_window(policy: ContextPolicy, facts: ModelFacts) -> int | None:
+    """Return the context window that a client can use: that of the model, or `context.budget` if that is smaller."""
+    return smallest_limit(facts.window, policy.budget if policy.trim == "auto" else None)
+
+
 def smallest_limit(*limits: int | None) -> int | None:
     """Return the smallest of these limits, or None if there is none."""
     known = [limit for limit in limits if limit is not None]

@@ -149,6 +149,16 @@ class ToolNotAllowed(RequestFault):
     code = "tool_not_allowed"
 
 
+class SessionStopped(RequestFault):
+    """The agent repeats itself, or works for too long without user input. `finding`, in the details, says which."""
+
+    code = "session_stopped"
+
+    def __init__(self, message: str, finding: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.details = {"runaway": finding}
+
+
 class BudgetFault(RequestFault):
     """A budget does not allow the call. `budget`, also in the details, holds the arithmetic."""
 

@@ -24,6 +24,9 @@ ID_PATTERN: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,255}$"
 #: the ids that `is_valid` accepts, for messages
 ID_FORM: Final = '1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
 
+#: most characters of a tag, which has the form of a session id otherwise
+LONGEST_TAG: Final = 64
+
 #: session headers of other gateways and of clients, in order
 KNOWN_HEADERS: Final = (
     b"x-litellm-session-id",
@@ -55,6 +58,11 @@ _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|previ
 def is_valid(session_id: str) -> bool:
     """Return whether a text has the form of a session id, or of another name that clients choose: see `ID_FORM`."""
     return _VALID.match(session_id) is not None
+
+
+def is_tag(tag: object) -> bool:
+    """Return whether a value is a tag, by which usage is added up: a name of at most `LONGEST_TAG` characters."""
+    return isinstance(tag, str) and len(tag) <= LONGEST_TAG and is_valid(tag)
 
 
 def from_headers(headers: Mapping[bytes, bytes], id_headers: Sequence[bytes]) -> str | None:

@@ -18,6 +18,8 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
+from gateway.core.runaway import RunawayAlert
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
 from gateway.core.stored import (
@@ -120,6 +122,7 @@ class Ledger(Protocol):
         - A record without a charge adds nothing to the totals. Its session is listed from then on, with this call's
           time.
         - A call that was settled as orphaned or pending is corrected, see `CallRecord.replaces`.
+        - The usage of the call's hour and day is changed in the same way, see `UsageHistory`.
 
         Args:
             record: the record of the call.
@@ -247,6 +250,13 @@ class Calls(Protocol):
         """Return the newest call of a session in this namespace whose record has this `answer`, or None."""
         ...
 
+    def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """Yield all records of calls that began at or after this Unix time. Only a small part is in memory at once.
+
+        The order is the store's own. A call that is settled meanwhile can be missing or be yielded twice.
+        """
+        ...
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """Return calls of all namespaces and workers that were settled after this cursor, in that order.
 
@@ -257,6 +267,17 @@ class Calls(Protocol):
             after: the cursor of an earlier result; None starts now.
             limit: the most calls.
         """
+        ...
+
+
+class UsageHistory(Protocol):
+    """The usage of all calls by hour and by day, which a store keeps longer than sessions and call records.
+
+    `Ledger.settle` writes it in the same transaction.
+    """
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """Return the rows of these hours or days, in any order. Several rows can have the same labels."""
         ...
 
 
@@ -324,7 +345,7 @@ class Lessons(Protocol):
 
 
 @runtime_checkable
-class Store(Ledger, Sessions, Calls, Results, ClientKeys, Lessons, Protocol):
+class Store(Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, Protocol):
     """Everything that the gateway keeps. A part of the gateway uses the smallest of these Protocols that it needs."""
 
     async def ping(self) -> None:
@@ -408,7 +429,7 @@ class Upstream(Protocol):
 class Observer(Protocol):
     """Receive calls and steps. An observer changes nothing and must not block.
 
-    `refused` and `stepped` do nothing by default, for observers that inherit from this class.
+    `refused`, `stepped` and `warned` do nothing by default, for observers that inherit from this class.
     """
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
@@ -431,3 +452,7 @@ class Observer(Protocol):
     def stepped(self, change: StepChange) -> None:
         """Receive a step change after it was kept."""
         del change
+
+    def warned(self, alert: RunawayAlert) -> None:
+        """Receive what runaway protection found, when a threshold is reached or a session is stopped."""
+        del alert

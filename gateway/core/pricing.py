@@ -88,6 +88,13 @@ class Price:
             return own.of_size(usage)
         return None if tier in _DEARER else self.of_size(usage)
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether nothing is charged: all rates of all tiers are known and zero."""
+        all_rates = (self.rates, *(rates for _, rates in self.above))
+        listed = (getattr(rates, item.name) for rates in all_rates for item in fields(Rates))
+        return not any(listed) and self.search == 0 and all(tier.is_free for tier in self.tiers.values())
+
     def of_size(self, usage: Usage) -> Rates:
         """Return the standard rates for the input size of a call."""
         rates = self.rates

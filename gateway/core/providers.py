@@ -61,10 +61,10 @@ PRICE_TABLE_ALIASES: Final[Mapping[str, str]] = {
 
 
 class HostRow(NamedTuple):
-    """The hosts of one provider. A row applies to every base URL whose host name, after a dot, has this ending.
+    """The hosts of one provider.
 
     Attributes:
-        ending: the end of the host name.
+        ending: the end of the host names, beginning with a dot; or one whole host name.
         limit_field: the field for the output limit of chat calls. Every provider knows `max_tokens`, except reasoning
             models of OpenAI, which accept only the newer name.
         compacts: it compacts conversations (`/v1/responses/compact`); None: unknown, so it is asked.
@@ -78,6 +78,10 @@ class HostRow(NamedTuple):
     compacts: bool | None = None
     chat_cache_marks: bool = False
     price_factors: tuple[tuple[str, str], ...] = ()
+
+    def is_of(self, host: str) -> bool:
+        """Return whether the row applies to a host name."""
+        return host.endswith(self.ending) if self.ending.startswith(".") else host == self.ending
 
 
 _REGIONAL: Final = "regional_processing_uplift_multiplier_"
@@ -96,14 +100,14 @@ HOSTS: Final = (
     HostRow(".cognitiveservices.azure.com", "max_completion_tokens", compacts=True),
     HostRow(".services.ai.azure.com", "max_completion_tokens", compacts=True),
     # https://openrouter.ai/docs/features/prompt-caching
-    HostRow(".openrouter.ai", chat_cache_marks=True),
+    HostRow("openrouter.ai", chat_cache_marks=True),
 )
 _ANY_HOST: Final = HostRow("")
 
 
 def host_row(host: str) -> HostRow:
     """Return the first row of `HOSTS` for a host name; a row with the defaults if there is none."""
-    return next((row for row in HOSTS if f".{host}".endswith(row.ending)), _ANY_HOST)
+    return next((row for row in HOSTS if row.is_of(host)), _ANY_HOST)
 
 
 def price_factor(host: str) -> str | None:

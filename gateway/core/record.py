@@ -257,6 +257,8 @@ class CallRecord:
         answer: the name by which a later call that continues this response finds it, see `response_digest`; None if
             none can.
         unread_thinking: thinking blocks of the request that the called model or account cannot read.
+        labels: further names by which usage is added up, see `gateway.core.rollup.LABELS`; `key` for a call without a
+            session.
         lesson: what to learn (see `Lessons.learn`) before the call is settled: a key, and the value to keep under it
             unless the kept value already names this call. None in a store.
         agent: the agent of the session that made it; None if the client says nothing about agents, and in records of
@@ -298,19 +300,25 @@ class CallRecord:
     error: CallError | None = None
     declared: Limits | None = None
     agent: CallingAgent | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def last_turn(self) -> LastTurn | None:
         """Return the difference of the estimate to the reported input, or None if the provider did not report it.
 
         A report that cannot be of the whole request, such as 0, is ignored. It would make the estimate of the session's
-        next request too low.
+        next request too low. So would that of a compaction: the next request has another, far shorter conversation.
         """
         context, reported = self.context, self.request_tokens
-        if context is None or not reported:
+        if context is None or not reported or self.is_compaction:
             return None
         whole = whole_request_tokens(reported, context.estimate, context.newest, context.before, context.key)
         return context.reported(whole) if whole is not None else None
+
+    @property
+    def is_compaction(self) -> bool:
+        """Return whether the call replaced the conversation of its client by a summary."""
+        return self.agent is not None and self.agent.request_class == "compaction"
 
     @property
     def request_tokens(self) -> int:

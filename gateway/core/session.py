@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.modes.unread import UnreadForm
+from gateway.core.runaway import Works, WorkState, with_work
 from gateway.core.steps.machine import StepState
 from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tool_changes import ToolChange, remember_change
@@ -57,6 +58,9 @@ class SessionState:
         tool_changes: system messages of the gateway that withdraw tools within a conversation.
         unread: how tool results were shown before the model read them, by name (`ConversationResults.names`), newest
             last.
+        cheaper_model: the model that serves its calls instead of their own, since little of the budget is left; None if
+            none has.
+        works: the work on each user message, by `Rounds.work`, for limits in seconds and for stopped sessions.
     """
 
     trim_decisions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -67,6 +71,12 @@ class SessionState:
     thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = field(default_factory=dict)
     tool_changes: tuple[ToolChange, ...] = ()
     unread: Mapping[str, UnreadForm] = field(default_factory=dict)
+    cheaper_model: str | None = None
+    works: Works = field(default_factory=dict)
+
+    def with_cheaper_model(self, model: str) -> SessionState:
+        """Return this state with the model that now serves calls instead of their own."""
+        return replace(self, cheaper_model=model)
 
     def with_steps(self, steps: Places) -> SessionState:
         """Return this state with these steps of its agents."""
@@ -143,6 +153,19 @@ class SessionState:
                 break
             kept[name] = form
         return replace(self, unread=dict(reversed(kept.items())))
+
+    def with_work(self, name: str, work: WorkState) -> SessionState:
+        """Return this state with another state of one work."""
+        return replace(self, works=with_work(self.works, name, work))
+
+    def resumed(self, now: float) -> SessionState:
+        """Return this state after a person resumed the session. `now`: Unix time in seconds."""
+        return replace(self, works={name: work.resumed(now) for name, work in self.works.items()})
+
+    @property
+    def stopped(self) -> WorkState | None:
+        """Return the newest work whose calls are refused, or None."""
+        return next((work for work in reversed(list(self.works.values())) if work.stopped is not None), None)
 
     def with_summary(self, name: str, text: str) -> SessionState:
         """Return this state with one more summary. An existing summary of the same messages is kept."""

@@ -20,6 +20,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.prefix_cache import CachedPrefix, PrefixCache
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
+from gateway.core.runaway import ReadRounds
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join, without_escapes, write_fields
@@ -130,6 +131,20 @@ class Contents:
             stop = start + len(raw)
             bounds += [prefix_length + start, prefix_length + stop]
         return (*known, *bounds)
+
+    @property
+    def rounds(self) -> ReadRounds | None:
+        """Return what `keep_rounds` kept; None if the rounds in these messages were not read."""
+        return self.__dict__.get("_rounds")
+
+    def keep_rounds(self, rounds: ReadRounds) -> None:
+        """Keep the rounds that were read, for the prefix that is cached of these messages."""
+        self.__dict__["_rounds"] = rounds
+
+    @property
+    def size(self) -> int:
+        """Return the number of messages."""
+        return len(self.new_messages) + (len(self.cached_prefix.keys) if self.cached_prefix is not None else 0)
 
     @property
     def marked(self) -> bool:

@@ -20,6 +20,7 @@ from gateway.core.http.request import Outgoing
 from gateway.core.http.retry_policy import EXPLAINED, TOO_LARGE
 from gateway.core.ports import ReadBody, Upstream, UpstreamReply
 from gateway.dialects.base import Call
+from gateway.dialects.closing import TASK_BUDGET_BETA, refused_field
 from gateway.dialects.length_error import length_error
 from gateway.dialects.limit_error import LimitRefusal, OutputRule, limit_refusal
 from gateway.dialects.thinking_error import ThinkingRefusal, thinking_refusal
@@ -68,9 +69,10 @@ class Dispatcher:
         - restrict the tools in another way
         - use another field for the output limit, or a lower limit
         - trim the request further
+        - leave out a field of a closing call
         - leave out thinking blocks that the provider does not accept
         """
-        composer, steps, route = self._composer, self._steps, state.routing.route
+        route = state.routing.route
         asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
         is_fitted, repaired, first = False, set[str](), None
         rules = [self._output_rules.of(route, is_stream=call.stream)]
@@ -95,9 +97,8 @@ class Dispatcher:
             state.dispatch.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask_usage and (b"stream_options" in body or b"include_usage" in body):
                 ask_usage = False
-            elif await self._read_body(len(call.body), partial(steps.restrict_again, state, body)):
-                # The restricted request has fewer tokens.
-                await composer.compose(state, call, composer.last_try(state))
+            elif _leaves_out(state, body) or await self._restricted_again(state, call, body):
+                pass
             elif (rule := self._other_rule(state, call, limit_refusal(answer.status, body), len(rules))) is not None:
                 rules.append(rule)
             elif found is not None and not is_fitted and await self._recomposer.trim_again(state, found):
@@ -108,6 +109,14 @@ class Dispatcher:
                 # If the repair was not accepted either, the client gets the first refusal.
                 return _passed_on(state, response, first or refusal)
             await state.dispatch.hang_up()
+
+    async def _restricted_again(self, state: CallState, call: Call, refusal: bytes) -> bool:
+        """Restrict the tools in another way after a refusal; return False if the refusal is about something else."""
+        if not await self._read_body(len(call.body), partial(self._steps.restrict_again, state, refusal)):
+            return False
+        # The restricted request has fewer tokens.
+        await self._composer.compose(state, call, self._composer.last_try(state))
+        return True
 
     def _learn(self, state: CallState, call: Call, *, is_usage_refused: bool, has_rule: bool) -> None:
         """Remember what the provider refused, after it accepted the call without it.
@@ -170,6 +179,8 @@ class Dispatcher:
             headers = with_beta(headers, BINDING_BETA)
         if state.context.adds_tool_changes:
             headers = with_beta(headers, TOOL_CHANGES_BETA)
+        if self._composer.adds_task_budget(state, call, provider):
+            headers = with_beta(headers, TASK_BUDGET_BETA)
         compose = partial(self._composer.body, state, call, provider, ask_usage=ask_usage)
         outgoing = Outgoing(
             incoming.method,
@@ -194,6 +205,16 @@ class Dispatcher:
             check_redirect(provider.name, outgoing.url, answer.status, answer.headers)
         state.response.status = answer.status
         return answer
+
+
+def _leaves_out(state: CallState, body: bytes) -> bool:
+    """Leave out the field of a closing call that the provider refused; return False if it refused none."""
+    closing = state.budget.closing
+    field = refused_field(body, closing.refused) if closing is not None else None
+    if closing is None or field is None:
+        return False
+    closing.refused |= {field}
+    return True
 
 
 def _passed_on(state: CallState, response: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:

@@ -38,7 +38,7 @@ from gateway.call.routing import (
     session_of,
     with_form_model,
 )
-from gateway.call.state import CallState
+from gateway.call.state import CallState, RoutingState
 from gateway.call.types import ClientResponse, Incoming, SessionPolicy
 from gateway.context.planner import READ_IN_LOOP, Planner
 from gateway.context.request import LOSSLESS, RequestComposer
@@ -46,6 +46,7 @@ from gateway.context.thinking_origins import ThinkingOrigins
 from gateway.core.errors import (
     BudgetExhausted,
     GatewayError,
+    InvalidRequest,
     StoreUnavailable,
     Unauthenticated,
     UnknownModel,
@@ -54,18 +55,23 @@ from gateway.core.errors import (
 from gateway.core.http.headers import ProviderAddress, check_credential, is_success
 from gateway.core.http.request import WorkObserver, ignore_work
 from gateway.core.http.retry_policy import FALLS_BACK, KEY_REFUSED
+from gateway.core.modes.unread import ModeTry
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import CANCEL_REASONS, CallRecord
-from gateway.core.routing import Routes
+from gateway.core.routing import MOST_ROUTES, ModelFacts, Route, Routes
 from gateway.core.steps import Step
 from gateway.core.trimming.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.dialects.base import Call
 from gateway.dialects.server_state import previous_response_id
+from gateway.pipeline.closing import begin_closing, may_close, undo_closing
 from gateway.pipeline.compaction import Compactions
 from gateway.pipeline.dispatch import Dispatcher
+from gateway.pipeline.downgrade import REFUSED_BY_MODEL, Downgrades, with_fallback
 from gateway.pipeline.fallback import EarlierFailures
 from gateway.pipeline.response import ResponseRelay, read_error
+from gateway.pipeline.token_counts import TokenCounts
 from gateway.steps.enforcement import Steps
+from gateway.steps.runaway import RunawayGuard
 from gateway.stores.availability import Availability
 from gateway.upstream.body import AlreadyRead, without_compression_headers
 
@@ -73,6 +79,8 @@ T = TypeVar("T")
 
 #: the status with which a provider says that it does not have the response that a request names
 _NOT_FOUND: Final = 404
+#: the note about another model than the one that the client asked for
+_DOWNGRADED: Final = "model"
 _PROVIDER_UNKNOWN: Final = (
     "The store is unavailable, so the provider of this response cannot be looked up. Try again shortly."
 )
@@ -85,10 +93,12 @@ class Gateway:
     Attributes:
         routes: which models are at which providers.
         providers: their addresses and keys, by name.
+        facts: what is known of a model.
         availability: whether the store is unavailable, so that new calls are refused at once.
         planner: counts and trims.
         policy: how sessions are named and counted.
         steps: which tools may be called now.
+        runaway: warns and stops agents that run away; None if no limit is set.
         background: finds calls by the ids of their responses.
         background_settlement: settles a call when its response is fetched later.
         thinking: remembers which model created which thinking.
@@ -96,19 +106,23 @@ class Gateway:
         settlement: settles a call once.
         composer: decides what is sent.
         compactions: makes and expands compactions.
+        token_counts: counts tokens for providers that cannot.
         dispatcher: sends a call to one provider.
         relay: passes responses on to the client.
         new_id: makes the id of a call.
+        downgrades: decides whether a cheaper model serves a call.
         clock: monotonic seconds.
         wall: Unix time in seconds.
     """
 
     routes: Routes
     providers: Mapping[str, ProviderAddress]
+    facts: Callable[[Route], ModelFacts]
     availability: Availability
     planner: Planner
     policy: SessionPolicy
     steps: Steps
+    runaway: RunawayGuard | None
     background: BackgroundIndex
     background_settlement: BackgroundSettlement
     thinking: ThinkingOrigins
@@ -116,9 +130,11 @@ class Gateway:
     settlement: CallSettlement
     composer: RequestComposer
     compactions: Compactions
+    token_counts: TokenCounts
     dispatcher: Dispatcher
     relay: ResponseRelay
     new_id: Callable[[], str]
+    downgrades: Downgrades
     clock: Callable[[], float]
     wall: Callable[[], float]
 
@@ -198,9 +214,11 @@ class Exchange:
             if state.session is None:
                 read = partial(session_of, incoming, call, gateway.policy, before)
                 state.session, state.is_session_derived = await self._read(read)
-            state.agent = calling_agent_of(incoming, call)
             gateway.availability.check()
         call = state.call = await gateway.compactions.begin(state, call)
+        if metered:
+            is_compaction = state.context.compaction is not None
+            state.agent = await self._read(partial(calling_agent_of, incoming, call, is_compaction=is_compaction))
         stored_id = incoming.endpoint.response_id
         lookup_error = await self._route_to_response(stored_id) if stored_id is not None else None
         try:
@@ -223,12 +241,16 @@ class Exchange:
         state, gateway = self._state, self._gateway
         state.context.remembered = await gateway.accounts.open(state)
         await gateway.steps.begin(state, call)
+        if gateway.runaway is not None:
+            await gateway.runaway.check(state, call)
         step = state.steps.step
         if step is not None and step.model is not None:
             self._route_to_step_model(step, call)
         if gateway.thinking.may_prefer(state):
             state.routing.routes = await self._read(partial(gateway.thinking.preferred, state, call))
             state.routing.route = state.routing.routes[0]
+        if gateway.downgrades.is_due(state, call):
+            await self._route_to_cheaper_model(call)
 
     async def _read(self, work: Callable[[], T]) -> T:
         """Do work that reads the whole body, in a thread if the body is large."""
@@ -317,6 +339,39 @@ class Exchange:
             )
         state.notes["model"] = f"{step.model}, set by the step"
 
+    async def _route_to_cheaper_model(self, call: Call) -> None:
+        """Put the routes of the cheaper model before those of the call's own, unless that could break the call."""
+        state, downgrades, wire = self._state, self._gateway.downgrades, self._state.incoming.endpoint.wire
+        policy, own = downgrades.policy, self._state.routing
+        if policy is None or wire is None:
+            return
+        cheaper: tuple[Route, ...] = ()
+        state.routing = RoutingState()
+        try:
+            await self._read(partial(self._find_routes, replace(call, model=policy.model)))
+            cheaper = state.routing.routes
+            why = self._credential_obstacle(own.route, cheaper[0])
+            why = why or await downgrades.obstacle(state, call, wire, own.route, cheaper[0])
+        except (UnknownModel, InvalidRequest, Unauthenticated) as fault:
+            why = fault.message
+        finally:
+            # The record of a call that is cancelled here names its own route.
+            state.routing = own
+        if why is not None:
+            state.notes["downgrade"] = f"keeps its model: {why}"
+            return
+        own.routes, own.cheaper = with_fallback(cheaper, own.routes, MOST_ROUTES), cheaper
+        own.route = own.routes[0]
+        with contextlib.suppress(StoreUnavailable):
+            await downgrades.remember(state, own.route)
+        state.notes[_DOWNGRADED] = f"{policy.model}, as less than {policy.below * 100:g} % of a budget is left"
+
+    def _credential_obstacle(self, own: Route, cheaper: Route) -> str | None:
+        """Return an obstacle if the caller's own credential would go to a provider for which it is not meant."""
+        if cheaper.provider == own.provider or self._gateway.providers[cheaper.provider].holds_credential:
+            return None
+        return f"the gateway has no key for the provider {cheaper.provider}"
+
     async def _send(self, call: Call) -> UpstreamReply:
         """Return the response of the first provider that has one, or the failure that `EarlierFailures` chooses.
 
@@ -338,7 +393,7 @@ class Exchange:
                 earlier.add(fault)
             else:
                 is_last, is_key_refused = position >= len(routing.routes), self._refuses_our_key(response)
-                is_unfit = state.dispatch.is_too_long or is_key_refused
+                is_unfit = state.dispatch.is_too_long or is_key_refused or self._is_refused_by_cheaper(response)
                 if not is_unfit and (is_last or response.status not in FALLS_BACK):
                     return response
                 if is_last:
@@ -353,6 +408,13 @@ class Exchange:
             # If the client has left, the cancellation takes effect here, before another provider is called.
             await asyncio.sleep(0)
             state.note_failed_route(reason)
+            if routing.cheaper and routing.routes[position] not in routing.cheaper:
+                state.notes.pop(_DOWNGRADED, None)
+
+    def _is_refused_by_cheaper(self, response: UpstreamReply) -> bool:
+        """Return whether the cheaper model does not accept the request. The call's own model may."""
+        routing = self._state.routing
+        return routing.route in routing.cheaper and response.status in REFUSED_BY_MODEL
 
     def _refuses_our_key(self, response: UpstreamReply) -> bool:
         """Return whether the provider refuses the gateway's own key. Another provider has another key."""
@@ -365,12 +427,15 @@ class Exchange:
         state.dispatch.is_too_long = False
         if gateway.compactions.is_made_here(state):
             return await gateway.compactions.make(state, call)
+        if (counted := await gateway.token_counts.instead(state, call)) is not None:
+            return counted
         if gateway.steps.may_restrict(state):
             await self._read(partial(gateway.steps.restrict, state))
         await self._compose_and_reserve(call)
         if call.stream and state.budget.totals_before is None:
             state.budget.totals_before = await gateway.accounts.totals_now(state)
-        return await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        response = await gateway.compactions.checked(state, call, await gateway.dispatcher.send(state, call))
+        return await gateway.token_counts.checked(state, call, response)
 
     async def _compose_and_reserve(self, call: Call) -> None:
         """Decide what is sent, and reserve what it may cost. Tool results are shortened before a call is refused.
@@ -383,17 +448,19 @@ class Exchange:
                 reserved.
         """
         state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
-        tries = composer.mode_tries(state)
-        for number, tried in enumerate(tries, 1):
-            await composer.compose(state, call, tried)
+        try:
+            tried = await self._compose_and_hold(call)
+        except BudgetExhausted as refusal:
+            policy = accounts.closing
+            if policy is None or not may_close(state, refusal):
+                raise
+            before = begin_closing(state, policy)
             try:
-                if state.budget.hold is None:
-                    state.routing.routes = await accounts.hold(state, call)
-            except BudgetExhausted:
-                if number == len(tries):
-                    raise
-            else:
-                break
+                tried = await self._compose_and_hold(call)
+            except GatewayError:
+                undo_closing(state, before)
+                raise
+            state.notes["closing_call"] = "the last call that the budget of the session allows"
         if state.context.shown is not None:
             # Tool results are sent in another form, so the full texts for their handles must be stored.
             if await composer.summarize_results(state, call):
@@ -403,3 +470,22 @@ class Exchange:
                 await composer.compose(state, call, LOSSLESS)
                 accounts.check_held(state)
         await composer.remember_unread(state)
+
+    async def _compose_and_hold(self, call: Call) -> ModeTry:
+        """Reserve what the call may cost with the first way to show tool results that fits; return this way.
+
+        Raises:
+            BudgetFault: too little is left even with the shortest tool results.
+        """
+        state, composer, accounts = self._state, self._gateway.composer, self._gateway.accounts
+        *longer, shortest = composer.mode_tries(state)
+        for tried in longer:
+            await composer.compose(state, call, tried)
+            with contextlib.suppress(BudgetExhausted):
+                if state.budget.hold is None:
+                    state.routing.routes = await accounts.hold(state, call)
+                return tried
+        await composer.compose(state, call, shortest)
+        if state.budget.hold is None:
+            state.routing.routes = await accounts.hold(state, call)
+        return shortest

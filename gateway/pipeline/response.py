@@ -372,7 +372,11 @@ class ResponseRelay:
             at_provider=state.at_provider,
             is_uncounted=state.context.plan is None and sent_at is not None and state.incoming.endpoint.metered,
             is_billed_later=state.response.is_billed and state.is_billed_later and not state.is_fetched_later,
+            is_count_estimated=state.response.is_count_estimated,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - state.incoming.started,
+            is_closing=state.budget.closing is not None and state.response.fault is None,
+            cheaper_model=state.routing.route.model if state.routing.route in state.routing.cheaper else None,
+            warnings=state.steps.warnings,
         )
         return ClientResponse(
             status,

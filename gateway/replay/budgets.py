@@ -38,6 +38,7 @@ from gateway.core.ledger.charging import (
     remaining_fraction,
     spent_by,
 )
+from gateway.core.ledger.closing import closing_claims
 from gateway.core.ledger.output_limit import CallNeed, hold_for, limit_of_hold
 from gateway.core.ledger.refusals import dimension_json, usd
 from gateway.core.ledger.session_key import OPEN_NAMESPACE, SessionKey
@@ -116,6 +117,9 @@ def _outcome(call: ReplayedCall, number: int, accounts: dict[AccountKey, Account
     need = _need(call, facts)
     hold = hold_for(call.call_id, claims, balance, need, clamp=rules.budgets.clamp)
     reserved = reserve(accounts, hold, now)
+    if isinstance(reserved, Refused) and rules.budgets.closing is not None and call.session is not None:
+        hold = replace(hold, claims=closing_claims(claims, call.session.account))
+        reserved = reserve(accounts, hold, now)
     if isinstance(reserved, Refused):
         needed = usd(reserved.needed) if reserved.dimension == "nano_usd" else reserved.needed
         why = {**dimension_json(reserved.balance, reserved.dimension, call.at), "needed": needed}

@@ -31,6 +31,7 @@ from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
 from gateway.server.sessions import SessionsApi
 from gateway.server.sockets import Sockets
+from gateway.server.usage import UsageApi
 
 logger = logging.getLogger("gateway")
 
@@ -68,6 +69,7 @@ class OwnApi:
     """The gateway's own API: handlers of the paths that are not forwarded."""
 
     sessions: SessionsApi
+    usage: UsageApi
     context: ContextApi
     health: HealthApi
     events: EventsApi
@@ -78,6 +80,7 @@ class OwnApi:
         """Return the routes of all handlers."""
         return [
             *self.sessions.paths(),
+            *self.usage.paths(),
             *self.context.paths(),
             *self.health.paths(),
             *self.events.paths(),

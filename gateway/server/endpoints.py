@@ -29,6 +29,7 @@ from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
 from gateway.dialects import Endpoint, endpoint
 from gateway.pipeline.exchange import Gateway
+from gateway.pipeline.model_fields import model_fields
 from gateway.pipeline.model_list import ModelList
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
@@ -135,7 +136,9 @@ class Forwarder:
     ) -> None:
         self._gateway = gateway
         self._unrecorded = unrecorded
-        self._listing = ModelList(gateway.routes, gateway.handle)
+        self._listing = ModelList(
+            gateway.routes, gateway.handle, lambda route: model_fields(gateway.facts(route), gateway.planner.policy)
+        )
         self._keys = keys
         self._authenticator = authenticator
         self._bounds = bounds

@@ -24,9 +24,10 @@ from gateway.core.http.gateway_headers import (
     PARENT,
     REQUEST_ID,
     RESPONSE_MODE,
+    TAG,
 )
 from gateway.core.http.headers import Headers, header
-from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.identity import ID_FORM, LONGEST_TAG, is_tag, is_valid
 from gateway.core.ledger.arithmetic import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.modes import MODES, ResponseMode, stricter
@@ -69,6 +70,12 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-budget-limit-usd": "limit of the US dollar budget with the least remaining",
     "x-session-budget-remaining-usd": "remaining US dollars of that budget, with six decimals",
     "x-session-budget-warning": "the used share of the budget, if it is at least `budget.warn_at`",
+    "x-session-closing-call": (
+        "`true`: this is the last call that the session's budget allows; it calls no tools (`budget.closing`)"
+    ),
+    "x-session-budget-model": (
+        "the cheaper model that serves the call because little of a budget is left (`budget.downgrade`)"
+    ),
     "x-session-unmetered": "`true`: the call is billed after its response, and is not in the totals of any session",
     "x-token-usage": "usage of this call, if it is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
@@ -99,7 +106,13 @@ RESPONSE_HEADERS: Final[Mapping[str, str]] = {
     "x-session-step": "the active step",
     "x-session-sequence-index": "index of the sequence entry that is due, from 0",
     "x-session-step-warning": "tools in the response that are not due or not allowed",
+    "x-session-warning": (
+        "signs of a runaway agent, with their numbers: `loop=4,no_progress=9,rounds=250,seconds=3000,step_seconds=600`"
+    ),
     "x-gateway-overhead-ms": "milliseconds between reading the whole request and sending it to the provider",
+    "x-gateway-token-count": (
+        "`estimated`: the token count in the response is the gateway's own, because the provider does not count"
+    ),
     "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on unchanged",
     "x-should-retry": (
         "on an error: whether sending the call again can help; `false` also if the gateway has already retried it, "
@@ -142,6 +155,7 @@ def directives(headers: Headers) -> Directives:
         _response_mode(headers),
         _name(headers, PARENT, "a session id"),
         _name(headers, AGENT, "the name of an agent"),
+        _tag(headers),
     )
 
 
@@ -230,6 +244,18 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
     return None
 
 
+def _tag(headers: Headers) -> str | None:
+    """Return the tag of a request, or None.
+
+    Raises:
+        InvalidRequest: the tag is not valid.
+    """
+    tag = _name(headers, TAG, "a tag")
+    if tag is not None and not is_tag(tag):
+        raise _invalid(TAG, f"a tag of at most {LONGEST_TAG} characters, not {len(tag)}")
+    return tag
+
+
 def _invalid(header: bytes, what: str) -> InvalidRequest:
     """Return the error about an invalid header. `what`: what its value must be."""
     return InvalidRequest(f"The header {header.decode()} must be {what}.", param=header.decode())
@@ -270,17 +296,32 @@ def response_headers(reply: ClientResponse, request: str) -> Headers:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.request.context is not None:
         headers += _context_headers(reply.request.context)
-    if reply.allowance is not None:
-        headers += _allowance_headers(reply.allowance)
+    headers += _budget_headers(reply)
     headers += _uncounted_headers(reply)
     if reply.request.mode is not None:
         headers.append((b"x-response-mode", reply.request.mode.encode()))
-    if reply.active_step is not None:
-        headers += _step_headers(reply.active_step)
+    headers += _agent_headers(reply)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
         headers += error_headers(reply.fault)
+    return headers
+
+
+def _budget_headers(reply: ClientResponse) -> Headers:
+    headers = _allowance_headers(reply.allowance) if reply.allowance is not None else []
+    if reply.request.is_closing:
+        headers.append((b"x-session-closing-call", b"true"))
+    if reply.request.cheaper_model is not None:
+        headers.append((b"x-session-budget-model", reply.request.cheaper_model.encode("ascii", "replace")))
+    return headers
+
+
+def _agent_headers(reply: ClientResponse) -> Headers:
+    headers = _step_headers(reply.active_step) if reply.active_step is not None else []
+    if reply.request.warnings:
+        text = ",".join([f"{found.kind}={found.number}" for found in reply.request.warnings])
+        headers.append((b"x-session-warning", text.encode()))
     return headers
 
 
@@ -290,6 +331,8 @@ def _uncounted_headers(reply: ClientResponse) -> Headers:
         headers.append((b"x-context-unseen", ",".join(reply.request.at_provider).encode()))
     if reply.request.is_billed_later:
         headers.append((b"x-session-unmetered", b"true"))
+    if reply.request.is_count_estimated:
+        headers.append((b"x-gateway-token-count", b"estimated"))
     return headers
 
 

@@ -31,10 +31,12 @@ from gateway.core.ledger.arithmetic import (
     Dimension,
     nano,
 )
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
+from gateway.core.ledger.charging import BudgetPolicy, claim_of_session
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Ledger, Observer, Sessions, Store
+from gateway.core.ports import Calls, Ledger, Observer, Store
 from gateway.core.record import CallRecord
+from gateway.core.session import SessionState
 from gateway.core.steps import Agent
 from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
@@ -43,6 +45,7 @@ from gateway.server.agents import agents_json, calls_of_agent
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Handler, ServerRules, json_handler
 from gateway.server.shown import (
+    burn_rate_json,
     call_json,
     limits_json,
     models_json,
@@ -96,6 +99,7 @@ class SessionsApi:
             Path("/api/sessions", self._wrap(self.list), methods=["GET"]),
             Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
             Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
+            Path("/api/sessions/{id:path}/resume", self._wrap(self.resume), methods=["POST"]),
             Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE", "PATCH"]),
             Path("/api/calls", self._wrap(self.newest), methods=["GET"]),
             Path("/api/calls/{request_id:path}", self._wrap(self.call), methods=["GET"]),
@@ -194,6 +198,14 @@ class SessionsApi:
             raise _no_session(key)
         return await self._changed(key, access)
 
+    async def resume(self, request: Request, access: Access) -> Any:
+        """POST /api/sessions/{id}/resume: allow calls again that runaway protection refuses."""
+        require_admin(access)
+        key = _key(request, access)
+        if not await resume_session(self._store, key, time.time()):
+            raise _no_session(key)
+        return await self._changed(key, access)
+
     async def call(self, request: Request, access: Access) -> Any:
         """GET /api/calls/{request_id}?explain=1: return a record; `explain`: with what was done with each message."""
         wanted = request.path_params["request_id"]
@@ -257,18 +269,32 @@ async def details_json(
     balance = balance.lowered(declared or NO_LIMITS)
     shown_view = view or SessionView(key, 0, 0, Totals())
     shown = session_json(shown_view, access, balance, has_modes=policy.modes)
+    rate = burn_rate(balance, await _charged(store, key, balance, shown_view, records), time.time())
     if view is None:
         shown["created_at"] = None
         shown["last_call_at"] = time_text(records[0].started_at) if records else None
     return {
         **shown,
+        "burn_rate": burn_rate_json(rate),
         "declared_budget": limits_json(declared) if declared is not None else None,
         "parent": parents[0].shown(access.namespace) if parents else None,
         "parents": [parent_json(parent, access, balance) for parent, balance in zip(parents, above, strict=True)],
         **session_tools_json(shown_view, records),
-        **steps_json(state, agents),
+        **placed_json(state, agents),
         "agents": await agents_json(store, shown_view, records, policy, is_child=bool(parents)),
     }
+
+
+async def _charged(
+    store: Calls, key: SessionKey, balance: Balance, view: SessionView, records: Sequence[CallRecord]
+) -> Sequence[CallRecord]:
+    """Return the newest calls that were charged to a session, also those of its children.
+
+    `records`: the newest ones of its own.
+    """
+    if balance.limits.is_none or balance.used.calls <= view.totals.calls:
+        return records
+    return await store.newest_calls(key.namespace, NEWEST_CALLS)
 
 
 async def changed_json(
@@ -276,7 +302,8 @@ async def changed_json(
 ) -> dict[str, Any]:
     """Return a session after a change. For a session without calls, return only id, budget and steps."""
     (balance,) = await balances_of(store, [key], policy)
-    view, placed = await store.session(key), await placed_json(store, key, agents)
+    view, remembered = await store.session(key), await store.remembered(key)
+    placed = placed_json(remembered.state, agents)
     if view is not None:
         return {**session_json(view, access, balance, has_modes=policy.modes), **placed}
     return {"id": key.shown(access.namespace), **session_budget_json(balance, has_modes=policy.modes), **placed}
@@ -286,6 +313,17 @@ async def reset_session(store: Store, key: SessionKey) -> bool:
     """Set the totals and the used budget to zero. Return False if nothing is stored under this name."""
     was_stored = await _is_stored(store, key)
     return await store.reset(key) or was_stored
+
+
+async def resume_session(store: Store, key: SessionKey, now: float) -> bool:
+    """Allow the calls of a stopped session again. Return False if nothing is stored under this name.
+
+    What it repeated so far no longer counts, and its limits in seconds begin again. `now`: Unix time in seconds.
+    """
+    if (await store.remembered(key)).state.stopped is not None:
+        await store.update(key, lambda state: state.resumed(now))
+        return True
+    return await _is_known(store, key)
 
 
 async def delete_session(store: Store, key: SessionKey) -> bool:
@@ -316,10 +354,10 @@ def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
     return {"id": key.shown(access.namespace), "deleted": True}
 
 
-async def placed_json(store: Sessions, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
-    """Return the step state of each agent of a session."""
-    remembered = await store.remembered(key)
-    return steps_json(remembered.state, agents)
+def placed_json(state: SessionState, agents: Mapping[str, Agent]) -> dict[str, Any]:
+    """Return the step state of each agent of a session, and the limit for which its calls were refused last."""
+    stopped = state.stopped
+    return {**steps_json(state, agents), "last_stop": stopped.stopped if stopped is not None else None}
 
 
 async def rows_of(
@@ -343,7 +381,7 @@ async def rows_of(
 
 async def balances_of(store: Ledger, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Balance, ...]:
     """Return the balances of sessions, with limits from the configuration or set for a single session."""
-    return await store.balances([Claim(key.account, policy.session) for key in sessions])
+    return await store.balances([claim_of_session(policy, key) for key in sessions])
 
 
 def parse_limits(asked: Any) -> Mapping[Dimension, int | None] | None:

@@ -13,6 +13,7 @@ from gateway.context.inspector import context_json
 from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.context import NO_RESULTS
 from gateway.core.ledger.arithmetic import Balance, Limits
+from gateway.core.ledger.burn_rate import BurnRate
 from gateway.core.ledger.charging import remaining_fraction
 from gateway.core.ledger.refusals import usd
 from gateway.core.ledger.session_key import SessionKey
@@ -75,8 +76,26 @@ def session_budget_json(balance: Balance, *, has_modes: bool) -> dict[str, Any]:
             "remaining": balance.left("tokens"),
             "used_fraction": round(balance.used_fraction or 0.0, 4),
             "resets_in_s": round(balance.resets_s) if balance.resets_s is not None else None,
+            "kept_for_closing": balance.kept("tokens") or None,
+            "is_closed": bool(balance.closing),
         },
         "response_mode": mode_for(remaining_fraction([balance])) if has_modes else "raw",
+    }
+
+
+def burn_rate_json(rate: BurnRate | None) -> dict[str, Any] | None:
+    """Return when a budget is empty at the rate of its newest calls, or None if that is unknown."""
+    if rate is None:
+        return None
+    is_usd = rate.unit == "nano_usd"
+    return {
+        "unit": "usd" if is_usd else rate.unit,
+        "per_minute": usd(round(rate.per_minute)) if is_usd else round(rate.per_minute, 1),
+        "per_call": usd(round(rate.per_call)) if is_usd else round(rate.per_call, 1),
+        "calls": rate.calls,
+        "empty_in_s": round(rate.empty_in_s),
+        "empty_in_calls": rate.empty_in_calls,
+        "refills_first": rate.refills_first,
     }
 
 
@@ -132,6 +151,7 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "request_bytes": record.request_bytes,
         "response_bytes": record.response_bytes,
         "notes": record.notes,
+        "labels": record.labels,
         "unread_thinking": [
             {"blocks": item.blocks, "reason": item.reason, "provider": item.provider, "model": item.model}
             for item in record.unread_thinking

@@ -1,1 +1,1 @@
-"""Find the active step of a session, and restrict the tools of a call to it."""
+"""Find the active step of a session, restrict the tools of a call to it, and stop agents that run away."""

@@ -149,6 +149,8 @@ class Steps:
             active.offer, active.callable_tools, active.is_free = offer, offer.names, True
         else:
             _restrict_offer(active, step, step.due(place.index), offer, session)
+            # The client asks for a text: with a forced call it would receive no summary.
+            active.must_call = active.must_call and not state.is_compaction
 
     async def _enter(
         self, state: CallState, session: SessionKey, agent: Agent, facts: ConditionFacts, expected: StepState

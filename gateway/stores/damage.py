@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final
@@ -11,18 +12,19 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
+from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import StoredKey
+from gateway.stores.packed import unpack
 
 logger = logging.getLogger("gateway")
 
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
-_RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: Damaged values that the log names: another version may have left any number of them.
 _MOST_NAMED: Final = 100
 #: errors that a stored value of another form raises
-UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError, StoreDamaged)
+UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, LookupError, RecursionError, zlib.error, StoreDamaged)
 _UNREAD_KEY: Final = (
     "the client key %s in the store cannot be read, so calls with it are refused: %s. Revoke it, and make another"
 )
@@ -115,10 +117,10 @@ class UnreadKeys(_Unread):
 class UnreadRecords(_Unread):
     """Decode records of calls, and log those that this version cannot read: lists leave them out."""
 
-    def read(self, call_id: str, value: bytes) -> CallRecord | None:
-        """Return the record, or None if it cannot be read."""
+    def read(self, call_id: str, value: bytes, key: SessionKey | None) -> CallRecord | None:
+        """Return the record of a call of a session, or None if it cannot be read."""
         try:
-            return _RECORDS.decode(value)
+            return unpack(value, call_id, key)
         except UNREADABLE as error:
             if len(self) < _MOST_NAMED:
                 self._log(call_id, _UNREAD_RECORD, error)

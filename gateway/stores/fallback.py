@@ -6,7 +6,7 @@ balances have a substitute: those that were read last, see `StaleAccounts`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     CallEnd,
@@ -199,10 +200,23 @@ class FallbackStore:
         with self._needed:
             return await self._store.call_of_response(namespace, answer)
 
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Calls.each_call`."""
+        with self._optional:
+            async for record in self._store.each_call(since):
+                yield record
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Calls.settled_after`."""
         with self._needed:
             return await self._store.settled_after(after, limit)
+
+    # --- UsageHistory -------------------------------------------------------------------------------------------
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `UsageHistory.usage`."""
+        with self._optional:
+            return await self._store.usage(query)
 
     # --- Results -----------------------------------------------------------------------------------------------
 

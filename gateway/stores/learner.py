@@ -35,6 +35,7 @@ _WRITE_AFTER_S: Final = 1.0
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
 _FRAMES: Final = "frames\n"
+_OUTPUTS: Final = "outputs\n"
 _LIMIT: Final = "window\n"
 #: Seconds for which a limit is trusted. It has to end: meanwhile no longer request is sent that could refute the limit.
 _LIMIT_S: Final = 3600.0
@@ -100,15 +101,25 @@ class Learner(Observer):
 
     async def lessons(self, key: str) -> Taught:
         """Return what earlier calls taught under a calibration key."""
-        lessons = []
-        for name in (_OFFSETS + key, _SURPRISES + key, _FRAMES + key):
-            kept = self._kept.get(name)
-            known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
-            numbers = known if isinstance(known, tuple) else ()
-            if name in self._new_numbers:
-                numbers = (*numbers, *self._new_numbers[name])[-MAX_RESIDUALS:]
-            lessons.append(numbers)
-        return Taught(*lessons)
+        return Taught(*[await self._numbers(name + key) for name in (_OFFSETS, _SURPRISES, _FRAMES)])
+
+    async def _numbers(self, name: str) -> tuple[Residual, ...]:
+        """Return the numbers of a key, with those that are not written yet."""
+        kept = self._kept.get(name)
+        known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
+        numbers = known if isinstance(known, tuple) else ()
+        if name in self._new_numbers:
+            numbers = (*numbers, *self._new_numbers[name])[-MAX_RESIDUALS:]
+        return numbers
+
+    async def outputs(self, provider: str, model: str) -> tuple[int, ...]:
+        """Return the output tokens of the last responses of a model that no limit shortened, the newest last."""
+        numbers = await self._numbers(f"{_OUTPUTS}{provider}\n{model}")
+        return tuple([number.tokens for number in numbers])
+
+    def report_output(self, provider: str, model: str, tokens: int) -> None:
+        """Add the output tokens of a response of a model that no limit shortened."""
+        self._add(f"{_OUTPUTS}{provider}\n{model}", Residual(tokens, 0))
 
     async def limit(self, provider: str, model: str) -> LengthLimit | None:
         """Return the limit that the provider named when it refused a request as too long, or None.
@@ -149,6 +160,8 @@ class Learner(Observer):
             return
         last, surprise = context.reported(tokens), context.surprise(tokens)
         self.report(last.key, Residual(last.residual, context.estimate))
+        if call.is_compaction:
+            return  # it is far larger than the last turn, which says little about the error from one turn to the next
         if last.over:
             self._add(_FRAMES + last.key, Residual(last.added, last.over))
         if surprise is not None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import NOTHING, Granted, Hold, Refused, units_left
+from gateway.core.ledger.output_limit import STREAM_STEP
 from gateway.core.ports import Ledger, RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
@@ -39,12 +40,16 @@ _SWEEP_S: Final = 5.0
 _SWEEP_MOST: Final = 100
 #: orphaned calls that still run and are settled in parallel
 _AT_ONCE: Final = 64
-#: A hold is extended when fewer tokens than this are left. A fast model produces a few hundred tokens per second.
-_SOON_USED: Final = 1_024
+#: A hold is extended when less than this part of its next extension is left: 1,024 tokens of the usual 2,048. A fast
+#: model produces a few hundred tokens per second.
+_SOON_USED: Final = 2
 
 #: Least and most bytes of a stream between two checks of its hold. The most are a few hundred tokens with one token per
-#: event, and a few thousand tokens with long events.
+#: event, and a few thousand tokens with long events. A hold of fewer tokens is checked after as many bytes.
 CHECK_BYTES: Final = 2 * 1024
+_FEWEST_LOOK_BYTES: Final = 256
+#: With fewer tokens, the bytes per token say nothing of what follows.
+_FEW_TOKENS: Final = 16
 _MOST_LOOK_BYTES: Final = 16 * 1024
 
 
@@ -72,7 +77,8 @@ class Lease:
     Attributes:
         lease_s: seconds from a renewal to the end of the lease, also in the store. A reload changes only later leases.
         tokens: output tokens that are held so far.
-        step: units (see `Hold`) by which the hold is extended when it is nearly used up; 0: never.
+        step: units (see `Hold`) by which the hold is extended when it is nearly used up; 0: never. A small step doubles
+            with each extension, so that a long stream does not ask the store too often.
         end_tokens: output tokens at which the response has to end, for a hold that is never extended; None: no end.
         responses: responses that the call asks for. A unit is one token of each.
         delivered: returns the output tokens received so far.
@@ -126,7 +132,16 @@ class Lease:
         """
         left = self.end - delivered
         self.checked_at = come
-        self.check_bytes = min(_MOST_LOOK_BYTES, max(CHECK_BYTES, left * come // max(1, 2 * delivered)))
+        if self.step and delivered < _FEW_TOKENS:
+            # The bytes per token are unknown: the first events have no text, and later ones may have much.
+            self.check_bytes = self.least_check_bytes
+            return
+        self.check_bytes = min(_MOST_LOOK_BYTES, max(self.least_check_bytes, left * come // max(1, 2 * delivered)))
+
+    @property
+    def least_check_bytes(self) -> int:
+        """Return the fewest bytes between two checks: a token has at least one byte."""
+        return min(CHECK_BYTES, max(_FEWEST_LOOK_BYTES, self.tokens)) if self.step else CHECK_BYTES
 
     def unsaved(self, delivered: int) -> int:
         """Return the delivered tokens that would not be charged if this worker died."""
@@ -390,13 +405,14 @@ class Leases:
 
     async def _extend(self, lease: Lease, delivered: int) -> None:
         """Extend a hold of which little is left, to one step beyond the tokens delivered so far."""
-        if lease.tokens - delivered >= _SOON_USED:
+        if lease.tokens - delivered >= lease.step // _SOON_USED:
             return
         missing = delivered - lease.tokens
         asked = lease.step + max(0, math.ceil(missing / lease.responses))
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.responses
+            lease.step = min(STREAM_STEP, 2 * lease.step)
         elif lease.opened is not None:
             # The call was charged as orphaned and cannot get a hold again. It may use what its budgets have left.
             lease.tokens = max(

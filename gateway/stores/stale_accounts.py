@@ -137,7 +137,7 @@ class StaleAccounts:
             return claim
         limits = seen.limits
         known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window_s)
-        return Claim(claim.key, known, claim.declared)
+        return replace(claim, configured=known)
 
     def balances(self, claims: Iterable[Claim]) -> tuple[Balance, ...]:
         """Return the balances of the accounts as far as this worker knows them."""
@@ -225,7 +225,8 @@ class StaleAccounts:
         if key.kind == "rate" and (counted := self._rate(key, seen)) is not None:
             return counted
         # Holds of that time may have been spent by now, and it is not known which calls they belonged to.
-        return Account(used=seen.used.plus(seen.held), held=self._held.get(key, NOTHING))
+        used, held = seen.used.plus(seen.held), self._held.get(key, NOTHING)
+        return Account(used=used, held=held, closing=seen.closing)
 
     def _rate(self, key: AccountKey, seen: Balance) -> Account | None:
         """Return the request count of the last outage, or None if its window is over or the store counted as many."""

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.core.bounded import BoundedDict
 from gateway.core.modes.unread import UnreadForm
+from gateway.core.runaway import Works
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 from gateway.core.thinking_origin import ThinkingOrigin
@@ -73,6 +74,8 @@ class _StoredState(msgspec.Struct, frozen=True, rename={"trim_decisions": "epoch
     thinking: Mapping[str, tuple[ThinkingOrigin, ...]] = _EMPTY.thinking
     tool_changes: tuple[ToolChange, ...] = ()
     unread: Mapping[str, UnreadForm] = _EMPTY.unread
+    cheaper_model: str | None = None
+    works: Works = _EMPTY.works
 
 
 _FIELDS: Final = _StoredState.__struct_fields__

@@ -12,34 +12,34 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.thresholds import BudgetAlert
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord
+from gateway.core.runaway import RunawayAlert, finding_json
 from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
+from gateway.telemetry.alert_outbox import Receiver
+from gateway.telemetry.event_bodies import BodyFormat, Event, body_of, budget_event
 from gateway.telemetry.webhooks import WebhookSender
 
 logger = logging.getLogger("gateway")
 #: errors of the user's code that are caught; code that calls `sys.exit` must not stop the gateway
 _USER_ERRORS: Final = (Exception, SystemExit)
 
-EVENTS: Final = ("on_usage", "on_finish", "on_step")
+EVENTS: Final = ("on_usage", "on_finish", "on_step", "on_budget", "on_runaway")
 #: seconds to wait for webhooks when the gateway stops
 _MAX_WAIT_S: Final = 3.0
 #: fields of a call that its usage event also contains
 _USAGE_FIELDS: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
-
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,20 @@ class CallbackObserver(Observer):
             unique = call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311  # no secret
             self._send("on_step", f"step_{unique}", self._step(change))
 
+    def warned(self, alert: RunawayAlert) -> None:
+        """Send the event of a warning or a refusal of runaway protection."""
+        if "on_runaway" in self._wanted:
+            self._send("on_runaway", f"runaway_{alert.found.kind}_{alert.call_id}", self._runaway(alert))
+
+    def _runaway(self, alert: RunawayAlert) -> Event:
+        return {
+            "session": self._shapes.session(alert.session) if alert.session is not None else None,
+            "call_id": alert.call_id,
+            **finding_json(alert.found),
+            "text": alert.found.text,
+            "at": time_text(alert.at),
+        }
+
     def _step(self, change: StepChange) -> Event:
         return {
             "session": self._shapes.session(change.session),
@@ -109,20 +123,70 @@ class CallbackObserver(Observer):
         }
 
     def _send(self, name: str, message_id: str, data: Event) -> None:
+        self._notify(name, data)
+        receivers = [webhook for webhook in self._webhooks if name in webhook.events]
+        if receivers:
+            now, bodies = time.time(), dict[BodyFormat, bytes]()
+            for webhook in receivers:
+                if webhook.format not in bodies:
+                    bodies[webhook.format] = body_of(webhook.format, name, data, now)
+                webhook.put(message_id, bodies[webhook.format])
+
+    def _notify(self, name: str, data: Event) -> None:
         for listener in self._listeners[name]:
             try:
                 listener(data)
             except _USER_ERRORS:
                 logger.exception("callbacks.observers: %s failed", getattr(listener, "__qualname__", name))
-        receivers = [webhook for webhook in self._webhooks if name in webhook.events]
-        if receivers:
-            body = msgspec.json.encode({"type": name, "timestamp": time_text(time.time()), "data": data})
-            for webhook in receivers:
-                webhook.put(message_id, body)
+
+    def alert_receivers(self) -> list[Receiver]:
+        """Return the observers and webhooks that receive `on_budget`."""
+        receivers: list[Receiver] = [
+            _WebhookAlerts(webhook, self._shapes) for webhook in self._webhooks if "on_budget" in webhook.events
+        ]
+        if self._listeners["on_budget"]:
+            receivers.append(_ObserverAlerts(lambda event: self._notify("on_budget", event), self._shapes))
+        return receivers
 
     async def aclose(self) -> None:
         """Send the queued events, for a few seconds at most."""
         await asyncio.gather(*(webhook.aclose(_MAX_WAIT_S) for webhook in self._webhooks))
+
+
+@dataclass(frozen=True, slots=True)
+class _WebhookAlerts:
+    """Sends budget alerts to a webhook."""
+
+    webhook: WebhookSender
+    shapes: Shapes
+
+    @property
+    def name(self) -> str:
+        """See `Receiver`."""
+        return self.webhook.name
+
+    async def accept(self, alert: BudgetAlert) -> bool:
+        """See `Receiver`."""
+        event = budget_event(alert, self.shapes.session)
+        return await self.webhook.offer(alert.id, body_of(self.webhook.format, "on_budget", event, time.time()))
+
+
+@dataclass(frozen=True, slots=True)
+class _ObserverAlerts:
+    """Passes budget alerts to the observers of the leading worker."""
+
+    notify: Callable[[Event], None]
+    shapes: Shapes
+
+    @property
+    def name(self) -> str:
+        """See `Receiver`."""
+        return "observers"
+
+    async def accept(self, alert: BudgetAlert) -> bool:
+        """See `Receiver`. An observer that fails is not called again."""
+        self.notify(budget_event(alert, self.shapes.session))
+        return True
 
 
 def _left_json(left: Allowance) -> Event:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 import time
@@ -24,6 +25,7 @@ from gateway.core.http.retry_policy import requested_wait
 from gateway.core.http.signing import signature
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
+from gateway.telemetry.event_bodies import CONTENT_TYPES, BodyFormat
 
 logger = logging.getLogger("gateway")
 
@@ -37,6 +39,7 @@ _MAX_DELAY_S: Final = 60.0
 _RETRIED: Final = frozenset({408, 429, *range(500, 600)})
 #: A response is read up to this size, so that its connection can be reused. A larger one is not worth reading.
 _READ_BYTES: Final = 64 * 1024
+_NAME_DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ class WebhookTarget:
 
     Attributes:
         shown_url: the part of `url` that may be logged.
+        events: the names of the events that it receives.
         key: signs the events; None to send them unsigned.
         timeout_s: time limit of one try, including the response.
+        format: of the bodies.
     """
 
     url: str
@@ -55,6 +60,7 @@ class WebhookTarget:
     key: bytes | None
     headers: Headers
     timeout_s: float
+    format: BodyFormat = "event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class WebhookSender:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.events = target.events
+        self.format = target.format
         self._target = target
         self._upstream = upstream
         self._counted = counted
@@ -103,6 +110,20 @@ class WebhookSender:
         self._dropped = 0
         #: True if the last event failed
         self._is_failing = False
+
+    @property
+    def name(self) -> str:
+        """Return a name of the receiver that is stored with waiting events. It does not reveal the URL."""
+        return hashlib.sha256(f"{self.format} {self._target.url}".encode()).hexdigest()[:_NAME_DIGITS]
+
+    async def offer(self, message_id: str, body: bytes) -> bool:
+        """Send an event once, without the queue. Return False if it has to be offered again later."""
+        result = await self._try(_Message(message_id, body))
+        self._log_change(result)
+        if not result.is_accepted and result.may_be_retried:
+            return False
+        self._counted("sent" if result.is_accepted else "failed")
+        return True
 
     def put(self, message_id: str, body: bytes) -> None:
         """Queue an event, or drop it if the queue is full."""
@@ -173,7 +194,7 @@ class WebhookSender:
     def _headers(self, message: _Message) -> Headers:
         now = int(self._clock())
         headers: Headers = [
-            (b"content-type", b"application/json"),
+            (b"content-type", CONTENT_TYPES[self.format]),
             (b"user-agent", b"llm-session-gateway"),
             (b"webhook-id", message.id.encode()),
             (b"webhook-timestamp", b"%d" % now),

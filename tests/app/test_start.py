@@ -73,7 +73,8 @@ class Reader:
         self.server: subprocess.Popen[bytes] | None = None
 
     def serve(self, command: str) -> str:
-        """Start the server in the first terminal; return its output once it accepts calls."""
+        """Start the server in the first terminal, instead of an earlier one; return its output once it is ready."""
+        self.leave()
         said = self.folder / "said.txt"
         port = self.address.rpartition(":")[2]
         with said.open("wb") as out:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
@@ -143,3 +144,90 @@ def test_invalid_arguments_are_errors(args: list[str], said: str, gateway_comman
     assert done.code == 2
     assert said in done.err
     assert done.out == ""
+
+
+# --- the window of a model -----------------------------------------------------------------------------------------
+
+MODELS = """
+models:
+  - {match: local, provider: openai, window: 64000, output: 8000}
+  - {match: wide, provider: openai, window: 2000000, output: 64000}
+"""
+
+
+def exports(text: str) -> dict[str, str]:
+    return dict(line.removeprefix("export ").split("=", 1) for line in text.splitlines())
+
+
+def told(command: Commands, *arguments: str, config: str = MODELS) -> str:
+    (command.folder / "gateway.yaml").write_text(config)
+    done = command("env", *arguments)
+    assert done.code == 0, done.err
+    return done.out
+
+
+def test_claude_code_compacts_within_the_context_budget(gateway_command: Commands) -> None:
+    assert exports(told(gateway_command, "claude-code", config="")).keys() == {"ANTHROPIC_BASE_URL"}
+    found = exports(told(gateway_command, "claude-code", config="context: {budget: 150000}\n"))
+    assert (found.pop("ANTHROPIC_BASE_URL"), found) == (
+        "http://127.0.0.1:8484",
+        {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "150000"},
+    )
+    found = exports(told(gateway_command, "claude-code", config="context: {budget: 60000}\n"))
+    # Its smallest window is 100,000 tokens, so it also gets a share of it.
+    assert found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "100000"
+    assert found["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] == "60"
+    untrimmed = told(gateway_command, "claude-code", config="context: {budget: 60000, trim: 'off'}\n")
+    assert exports(untrimmed).keys() == {"ANTHROPIC_BASE_URL"}
+
+
+def test_claude_code_learns_the_window_of_a_model_that_it_does_not_know(gateway_command: Commands) -> None:
+    found = exports(told(gateway_command, "claude-code", "--model", "local"))
+    assert found == {
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:8484",
+        "ANTHROPIC_MODEL": "local",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "64000",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "8000",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000",
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "64",
+    }
+    wide = exports(told(gateway_command, "claude-code", "--model", "wide"))
+    assert wide["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "1000000"
+    assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS" not in wide
+    limited = "models: [{match: wide, provider: openai, window: 900000, input: 200000}]\n"
+    found = exports(told(gateway_command, "claude-code", "--model", "wide", config=limited))
+    assert found["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "200000"
+    known = exports(told(gateway_command, "claude-code", "--model", "claude-opus-5-5"))
+    assert known.keys() == {"ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"}
+
+
+def test_codex_gets_the_model_and_its_window_at_the_top_of_its_file(gateway_command: Commands) -> None:
+    file = tomllib.loads(told(gateway_command, "codex", "--model", "local"))
+    assert (file["model"], file["model_context_window"], file["model_auto_compact_token_limit"]) == (
+        "local",
+        64_000,
+        57_600,
+    )
+    assert file["model_providers"]["gateway"]["base_url"] == "http://127.0.0.1:8484/v1"
+    lowered = tomllib.loads(told(gateway_command, "codex", config="context: {budget: 50000}\n"))
+    assert (lowered["model_context_window"], "model" in lowered) == (50_000, False)
+    assert "model_context_window" not in tomllib.loads(told(gateway_command, "codex"))
+
+
+def test_opencode_gets_the_limits_of_the_model(gateway_command: Commands) -> None:
+    file = json.loads(told(gateway_command, "opencode", "--model", "local"))
+    assert file["provider"]["gateway"]["models"] == {"local": {"limit": {"context": 64_000, "output": 8_000}}}
+    assert json.loads(told(gateway_command, "opencode"))["provider"]["gateway"]["models"] == {"gpt-5.1": {}}
+
+
+def test_an_unknown_window_is_said_and_not_guessed(gateway_command: Commands) -> None:
+    (gateway_command.folder / "gateway.yaml").write_text("models: [{match: own, provider: openai}]\n")
+    done = gateway_command("env", "codex", "--model", "own")
+    assert (done.code, tomllib.loads(done.out).get("model_context_window")) == (0, None)
+    assert 'The context window of "own" is unknown.' in done.err
+
+
+def test_a_model_for_a_client_without_such_settings_is_refused(gateway_command: Commands) -> None:
+    done = gateway_command("env", "curl", "--model", "local")
+    assert (done.code, done.out) == (2, "")
+    assert "omit --model" in done.err

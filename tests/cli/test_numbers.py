@@ -32,6 +32,21 @@ def test_a_whole_number_is_read_as_people_write_it(text: str, meant: int) -> Non
 
 
 @pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (None, ""),
+        ((2_400, 12, False), "in 40m, 12 calls"),
+        ((50, 1, False), "in 50s, 1 call"),
+        ((0, 0, False), "now"),
+        ((2_400, 12, True), "not before it refills"),
+    ],
+)
+def test_burn_rate_is_shown_in_words(rate: tuple[int, int, bool] | None, text: str) -> None:
+    names = ("empty_in_s", "empty_in_calls", "refills_first")
+    assert numbers.until_empty(None if rate is None else dict(zip(names, rate, strict=True))) == text
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -24,6 +24,18 @@ def test_a_webhook_needs_an_address_alone(tmp_path: Path) -> None:
     assert (hook.url, hook.events, hook.secret, hook.timeout_s) == (HOOK["url"], ("on_finish",), None, 10)
 
 
+def test_budget_thresholds_are_sorted_and_unique(tmp_path: Path) -> None:
+    assert load(tmp_path, {}).budget_thresholds == (50, 80, 95, 100)
+    assert load(tmp_path, {"budget_thresholds": [90, 75, 90]}).budget_thresholds == (75, 90)
+
+
+@pytest.mark.parametrize("wrong", [[], [0], [101], [50] * 11, ["half"], 80])
+def test_invalid_budget_thresholds_are_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, {"budget_thresholds": wrong})
+    assert error.value.problems[0].startswith("callbacks.budget_thresholds")
+
+
 def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None:
     [hook] = load(tmp_path, {"webhooks": [{**HOOK, "headers": {"Authorization": "Bearer x y"}}]}).webhooks
     assert hook.headers == {"authorization": "Bearer x y"}
@@ -50,6 +62,7 @@ def test_names_of_headers_are_taken_as_they_are_compared(tmp_path: Path) -> None
         ({"headers": {"Content-Length": "1"}}, "headers: "),
         ({"headers": {"x": "a\r\nb: c"}}, "headers: "),
         ({"method": "GET"}, "method: unknown key"),
+        ({"format": "html"}, "format: "),
     ],
 )
 def test_invalid_webhook_is_refused_with_reason(changed: dict[str, Any], problem: str, tmp_path: Path) -> None:

@@ -955,6 +955,33 @@ def test_summaries_need_a_model_that_is_named_and_served(loaded: Load) -> None:
     assert problem.startswith("context.summary.model: No provider")
 
 
+def test_closing_calls_and_a_cheaper_model_are_off_by_default(loaded: Load) -> None:
+    budget = loaded().settings.budget
+    assert (budget.closing, budget.downgrade) == (None, None)
+    made = loaded("budget: {closing: {}, downgrade: {model: small}}").settings.budget
+    assert made.closing is not None
+    assert made.downgrade is not None
+    assert (made.closing.reserve, "{tokens}" in made.closing.message, made.downgrade.below) == (0.1, True, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("closing: {reserve: 0}", "budget.closing.reserve"),
+        ("closing: {reserve: 0.6}", "budget.closing.reserve"),
+        ("closing: {message: ''}", "budget.closing.message"),
+        ("closing: {message: '{usd} left'}", "budget.closing.message: contains a name in braces other than {tokens}"),
+        ("closing: {room: 1}", "budget.closing.room"),
+        ("downgrade: {below: 0.2}", "budget.downgrade.model"),
+        ("downgrade: {below: 1, model: small}", "budget.downgrade.below"),
+        ("downgrade: {model: small}", "budget.downgrade.model: No provider is configured"),
+    ],
+)
+def test_an_error_of_them_names_its_key(loaded: Load, text: str, path: str) -> None:
+    [problem] = problems_of(loaded, f"default_provider: null\nbudget: {{{text}}}")
+    assert problem.startswith(path), problem
+
+
 def test_result_summary_model_must_have_a_provider(loaded: Load) -> None:
     assert loaded().settings.budget.summary_model is None
     text = "default_provider: null\nbudget: {summary_model: small}"

@@ -30,7 +30,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
     "store": {"url": "memory://", "timeout_ms": 1, "on_failure": "open", "journal": "off"},
     "telemetry": {"log": {"format": "json", "level": "error"}, "metrics": False, "otel": True},
-    "callbacks": {"webhooks": ({"url": "https://a.example", "events": ["on_finish"]},), "observers": ("a.B",)},
+    "callbacks": {"webhooks": ({"url": "https://a.example", "events": ["on_finish"]},), "observers": ("a.B",),
+                  "budget_thresholds": (90,)},
 }  # fmt: skip
 FOLLOWS = {
     "server": {"max_body_mb", "max_concurrency", "body_timeout_s", "write_timeout_s"},
@@ -40,7 +41,7 @@ VAIN = [
     *(f"{name}.{key}" for name, follows in FOLLOWS.items() for key in CHANGED[name] if key not in follows),
     *(f"store.{key}" for key in CHANGED["store"]),
     *("telemetry.log.format", "telemetry.log.level", "telemetry.metrics", "telemetry.otel"),
-    *("callbacks.webhooks", "callbacks.observers"),
+    *("callbacks.webhooks", "callbacks.observers", "callbacks.budget_thresholds"),
 ]
 
 

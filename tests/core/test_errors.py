@@ -35,6 +35,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     ),
     errors.RequestTimeout: (400, "body_timeout", "invalid_request_error", "invalid_request_error", False, None),
     errors.ToolNotAllowed: (400, "tool_not_allowed", "invalid_request_error", "invalid_request_error", False, None),
+    errors.SessionStopped: (400, "session_stopped", "invalid_request_error", "invalid_request_error", False, None),
     errors.PayloadTooLarge: (413, "request_too_large", "invalid_request_error", "request_too_large", False, None),
     errors.BudgetExhausted: (400, "budget_exhausted", "budget_exceeded", "billing_error", False, None),
     errors.BudgetBusy: (429, "budget_busy", "rate_limit_error", "rate_limit_error", True, 1),

@@ -31,6 +31,7 @@ AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,
     "context.budget": 3_000,
+    "runaway.loop.refuse": 6,
     "models": [
         {"match": "mock-large", "provider": "upstream", "price": {"input": 1, "output": 10, "cache_read": 0.1}},
     ],
@@ -304,6 +305,15 @@ def test_a_new_call_of_the_session_appears_without_a_reload(ui: Ui) -> None:
     expect(page.get_by_role("button", name="All 2")).to_be_visible()
 
 
+def test_a_session_shows_when_its_budget_is_empty(ui: Ui) -> None:
+    for _ in range(3):
+        ui.gateway.web.chat("burning", "tokens=990/10")
+    page = ui.show("#/session/burning")
+    expect(page.get_by_role("group", name="Budget", exact=True)).to_contain_text(
+        re.compile(r"At this rate empty in .*, 57 calls\.")
+    )
+
+
 def test_a_budget_is_raised_lifted_and_restored_after_a_review_of_the_change(ui: Ui) -> None:
     ui.gateway.web.chat("spender")
     page = ui.show("#/session/spender")
@@ -353,6 +363,22 @@ def test_a_session_is_reset_after_a_confirmation(ui: Ui) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text("0")
     assert api(ui.gateway, "sessions/again")["calls"] == 0
+
+
+def test_a_stopped_session_is_resumed_after_a_confirmation(ui: Ui) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+    turn = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "no such file"},
+    ]
+    messages = [{"role": "user", "content": "go"}, *turn * 6]
+    assert ui.gateway.web.chat("looping", messages=messages).status == 400
+    page = ui.show("#/session/looping")
+    expect(page.locator(".tile", has_text="Last stop").locator(".value")).to_have_text("loop")
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(page.locator(".tile", has_text="Last stop")).to_have_count(0)
+    assert ui.gateway.web.chat("looping", messages=messages).status == 200
 
 
 def test_a_refused_action_shows_its_error_in_the_dialog(ui: Ui) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gateway.core.context_budget import ContextPolicy
 from gateway.core.ledger.arithmetic import AccountKey, Limits
 from gateway.core.ledger.charging import BudgetPolicy, KeyLimits
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts
@@ -205,3 +206,12 @@ async def test_a_session_is_refused_where_the_gateway_refuses_it(
     statuses = play(budgeted, 10)
     assert 400 in statuses
     assert [one.refused is None for one in found] == [status == 200 for status in statuses]
+
+
+def test_one_call_that_no_longer_fits_is_the_closing_call() -> None:
+    calls = [call(number) for number in range(12)]
+    found = list(outcomes(calls, rules(Limits(tokens=6_000), closing=ClosingPolicy(0.25))))
+    assert [one.refused is not None for one in found] == [False] * 5 + [True] * 7
+    assert summed(found).spent.tokens <= 6_000
+    without = outcomes(calls, rules(Limits(tokens=6_000)))
+    assert [one.refused is not None for one in without][:5] == [False] * 5

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -19,6 +20,7 @@ from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, CallError, CallRecord, ContextRecord
+from gateway.core.runaway import WorkState
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_text
 from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, Sort, StoredKey
@@ -391,6 +393,21 @@ async def test_thinking_origins_are_kept_with_the_other_state(store: Store) -> N
     assert (state.thinking, state.trim_decisions, list(state.steps)) == ({"talk": origins}, STATE.trim_decisions, ["a"])
     await store.update(KEY, lambda state: state.with_step("a", StepState("work", 0, ())))
     assert (await store.remembered(KEY)).state.thinking == {"talk": origins}
+
+
+async def test_works_are_kept_with_the_other_state_until_a_person_resumes_them(store: Store) -> None:
+    works = {"b": WorkState(1000.5, "draft", 1010.25, ("seconds",), "loop", 12, 3), "a": WorkState(2000.0)}
+    await store.update(KEY, lambda _: STATE)
+    for name, work in works.items():
+        await store.update(KEY, partial(SessionState.with_work, name=name, work=work))
+    await store.update(KEY, lambda state: state.with_step("x", StepState("debate", 1, ())))
+    state = (await store.remembered(KEY)).state
+    assert (list(state.works.items()), state.stopped) == (list(works.items()), works["b"])
+    assert state.trim_decisions == STATE.trim_decisions
+    resumed = await store.update(KEY, lambda state: state.resumed(3000.0))
+    assert resumed.works == {"b": WorkState(3000.0, "draft", 3000.0, lifted=12), "a": works["a"]}
+    assert (await store.remembered(KEY)).state == resumed
+    assert resumed.stopped is None
 
 
 async def test_where_agents_are_in_their_steps_is_remembered_in_the_order_in_which_they_went_on(store: Store) -> None:

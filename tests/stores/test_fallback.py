@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Calls, ClientKeys, Ledger, Lessons, RecordRefused, Results, Sessions, Store
+from gateway.core.ports import Calls, ClientKeys, Ledger, Lessons, RecordRefused, Results, Sessions, Store, UsageHistory
+from gateway.core.record import CallRecord
 from gateway.stores.availability import Availability
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.memory import MemoryStore
@@ -21,10 +23,11 @@ CLAIM = Claim(SESSION.account, Limits(tokens=100))
 OPTIONAL = {
     *("overdue_holds", "override_limits", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
     *("missing_results", "results_size", "keep_results", "results", "result", "add_key", "revoke_key"),
+    *("each_call", "usage"),
 }
 METHODS = sorted(
     name
-    for protocol in (Ledger, Sessions, Calls, Results, ClientKeys, Lessons)
+    for protocol in (Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons)
     for name, _ in inspect.getmembers(protocol, inspect.isfunction)
     if not name.startswith("_")
 )
@@ -41,8 +44,13 @@ class FailingStore(MemoryStore):
             self.asked += 1
             raise error
 
+        async def fail_each(*_: object) -> AsyncIterator[CallRecord]:
+            await fail()
+            for one in list[CallRecord]():
+                yield one
+
         for name in METHODS:
-            setattr(self, name, fail)
+            setattr(self, name, fail_each if name == "each_call" else fail)
 
 
 async def ask(store: Store, name: str) -> None:
@@ -50,7 +58,11 @@ async def ask(store: Store, name: str) -> None:
     method: Any = getattr(store, name)
     needed = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
     positional = [None for one in needed if one.kind is not one.KEYWORD_ONLY]
-    await method(*positional, **{one.name: None for one in needed if one.kind is one.KEYWORD_ONLY})
+    asked = method(*positional, **{one.name: None for one in needed if one.kind is one.KEYWORD_ONLY})
+    if inspect.isasyncgen(asked):
+        _ = [one async for one in asked]
+    else:
+        await asked
 
 
 @pytest.mark.parametrize("name", METHODS)

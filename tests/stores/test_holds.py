@@ -32,13 +32,17 @@ RECORD = (
     b'"reason":"trim"},"newest":1},"accounts":[["session","alice","s"]],"spent":[9,500000000,1],"mode":"table",'
     b'"step":"plan","kept":"x","answer":"a","unread_thinking":[{"blocks":1,"reason":"model","provider":"p",'
     b'"model":"m"}],"lesson":["k","v"],"error":{"message":"text","budget":{"scope":"key","limit":1}},'
-    b'"declared":[1,null,3,2.5],"agent":{"id":"a1","parent":"main","type":"Explore","request_class":"subagent"}}'
+    b'"declared":[1,null,3,2.5],"agent":{"id":"a1","parent":"main","type":"Explore","request_class":"subagent"},'
+    b'"labels":{"tag":"x"}}'
 )
-HOLD = (
+HOLD_FORM = (
     b'{"hold":{"id":"c1","claims":[{"key":["session","alice","s"],"configured":[50,null,null,null],'
-    b'"declared":[null,null,null,null]}],"fixed":[7,0,0],"unit":[1,0,0],"least":1,"most":9},"lost":%b,"units":0,'
-    b'"noted":0,"unit_usd":"0.01","goes_on":true}' % RECORD
+    b'"declared":[null,null,null,null]%b}],"fixed":[7,0,0],"unit":[1,0,0],"least":1,"most":9},"lost":%b,"units":0,'
+    b'"noted":0,"unit_usd":"0.01","goes_on":true}'
 )
+#: the same, as this version and as earlier ones wrote it
+HOLD = HOLD_FORM % (b',"closing_share":0.0,"is_closing":false', RECORD)
+EARLIER_HOLD = HOLD_FORM % (b"", RECORD)
 
 
 def test_records_are_read_and_written_as_before() -> None:
@@ -52,7 +56,7 @@ def test_a_record_of_an_earlier_version_names_no_agent() -> None:
 
 
 def test_open_holds_are_read_and_written_as_before() -> None:
-    opened = holds.decode(HOLD, 0, 0)
+    opened = holds.decode(EARLIER_HOLD, 0, 0)
     claim = Claim(KEY.account, Limits(tokens=50))
     record = msgspec.json.decode(RECORD, type=CallRecord)
     hold = Hold("c1", (claim,), Amount(7), Amount(1), 1, 9)
@@ -74,5 +78,6 @@ def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> 
     state, key = json.loads(states.written(SessionState())), json.loads(msgspec.json.encode(StoredKey("n", b"d", 1.0)))
     assert [*state] == [
         "epochs", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
+        "cheaper_model", "works",
     ]  # fmt: skip
     assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm"]

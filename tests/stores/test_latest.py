@@ -12,6 +12,7 @@ from gateway.core.ledger.arithmetic import Amount
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED
+from gateway.core.retention import Retention
 from gateway.core.stored import MOST_LATEST, LatestCalls, Settled
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.memory import MemoryStore
@@ -171,7 +172,7 @@ async def test_a_redis_keeps_the_last_only_and_for_as_long_as_sessions(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
-    store = RedisStore(redis_server.url, timeout_s=PATIENT_S, ttl_s=1_000)
+    store = RedisStore(redis_server.url, timeout_s=PATIENT_S, retention=Retention(sessions_s=1_000))
     try:
         for _ in range(3):
             await store.settle(record())

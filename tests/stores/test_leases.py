@@ -300,15 +300,20 @@ async def test_final_hold_neither_grows_nor_ends_its_response(
 async def test_no_more_is_held_than_a_stream_will_use_soon(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
-    one, delivered = record(), 900
+    one, delivered = record(), 1_975
     granted = await taken(store, one)
     lease = leases.open(Lease(one.call_id, 60, granted.units, step=50, delivered=lambda: delivered))
     for _ in range(3):
         await leases.tick()
-    assert lease.tokens == granted.units
-    delivered = 1_000
-    await leases.tick()
-    assert lease.tokens == granted.units + 50
+    assert lease.tokens == granted.units == 2_000
+    delivered = 1_976
+    for _ in range(3):
+        await leases.tick()
+    assert (lease.tokens, lease.step) == (2_050, 100), "the next extension is larger"
+    delivered = 2_001
+    for _ in range(3):
+        await leases.tick()
+    assert (lease.tokens, lease.step) == (2_150, 200)
 
 
 @pytest.mark.parametrize("answers", [1, 2])
@@ -329,7 +334,7 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
 ) -> None:
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 60, 100, step=50, responses=3, delivered=lambda: 1))
+    lease = leases.open(Lease(one.call_id, 60, 100, step=50, responses=3, delivered=lambda: 76))
     await leases.tick()
     assert lease.tokens == 100 + 50 * 3
 
@@ -621,3 +626,23 @@ def test_a_response_is_not_passed_on_freely_if_its_worker_could_not_charge_it() 
     assert lease.free_until == 0
     lease.free_up(10)
     assert lease.free_until == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "step", "fewest"), [(128, 32, 256), (900, 225, 900), (2_048, 2_048, 2_048), (128, 0, 2_048)]
+)
+def test_a_small_hold_that_grows_is_checked_more_often(tokens: int, step: int, fewest: int) -> None:
+    lease = Lease("h", 60, tokens, step=step, end_tokens=None if step else tokens)
+    assert lease.least_check_bytes == fewest
+    lease.schedule_check(come=4_000, delivered=tokens)
+    assert lease.check_bytes == fewest
+
+
+def test_a_stream_is_checked_soon_until_its_bytes_per_token_are_known() -> None:
+    lease = Lease("h", 60, 900, step=225)
+    lease.schedule_check(come=9_000, delivered=0)
+    assert lease.check_bytes == 900
+    lease.schedule_check(come=9_000, delivered=16)
+    assert lease.check_bytes == 16 * 1024
+    lease.schedule_check(come=30_000, delivered=600)
+    assert lease.check_bytes == 300 * 30_000 // 1_200

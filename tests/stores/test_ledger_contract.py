@@ -1167,3 +1167,85 @@ async def test_a_reservation_whose_caller_is_cancelled_can_be_given_back(store: 
     await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="client_left")))
     await asyncio.sleep(0.05)
     assert await used_and_held(store) == (NOTHING, NOTHING)
+
+
+# --- the closing call -----------------------------------------------------------------------------------------------------
+
+#: what a normal call and the closing call of a session claim
+NORMAL = Claim(S, Limits(100), closing_share=0.2)
+CLOSING = replace(NORMAL, is_closing=True)
+
+
+async def test_of_calls_at_once_one_is_the_closing_call(store: Store, hold: Make) -> None:
+    outcomes = await asyncio.gather(*(take(store, hold(CLOSING)) for _ in range(24)))
+    assert [type(one) for one in outcomes].count(Granted) == 1
+    refusals = [one for one in outcomes if isinstance(one, Refused)]
+    assert {(one.is_busy, one.balance.is_closed_to("")) for one in refusals} == {(False, True)}
+    assert (await balance_of(store, NORMAL)).held == TEN
+    assert (await refused(store, hold(NORMAL, fixed=Amount(1)))).balance.closing
+
+
+async def test_what_is_kept_is_granted_to_the_closing_call_only(store: Store, hold: Make) -> None:
+    fields = {"unit": Amount(1), "least": 1, "most": 500}
+    normal = hold(NORMAL, **fields)
+    assert await granted(store, normal) == 70
+    assert (await refused(store, hold(NORMAL))).is_busy
+    assert await granted(store, hold(CLOSING, fixed=Amount(5), **fields)) == 15
+    extension = await soon(store.extend(normal.hold.id, 5))
+    assert extension is not None
+    assert extension.units == 0
+
+
+async def test_a_closing_call_that_cost_nothing_gives_the_right_back(store: Store, hold: Make) -> None:
+    first, other = hold(CLOSING), hold(Claim(S))
+    await granted(store, first)
+    await granted(store, other)
+    await soon(store.settle(spends(other, NOTHING, charge=None)))
+    assert (await balance_of(store, NORMAL)).closing, "another call has failed"
+    await soon(store.settle(spends(first, NOTHING, charge=None)))
+    assert not (await balance_of(store, NORMAL)).closing
+    await granted(store, hold(CLOSING))
+
+
+@pytest.mark.parametrize("ends", ["ok", "orphaned"])
+async def test_a_closing_call_that_cost_something_uses_the_right_up(store: Store, hold: Make, ends: str) -> None:
+    closing = hold(CLOSING)
+    await granted(store, closing)
+    used = Amount(3, 0, 1)
+    await soon(store.settle(spends(closing, used) if ends == "ok" else closing.as_orphaned()))
+    await refused(store, hold(CLOSING))
+    await refused(store, hold(NORMAL, fixed=Amount(1)))
+
+
+async def test_the_same_closing_call_again_is_one(store: Store, hold: Make) -> None:
+    closing = hold(CLOSING)
+    assert await granted(store, closing) == await granted(store, closing)
+
+
+@pytest.mark.parametrize("change", ["limits", "reset", "delete"])
+async def test_a_session_is_open_again_after_a_change(store: Store, hold: Make, change: str) -> None:
+    closing = hold(CLOSING)
+    await granted(store, closing)
+    await soon(store.settle(spends(closing, Amount(10, 0, 1))))
+    if change == "limits":
+        await soon(store.override_limits(S, {"tokens": 200}))
+    else:
+        await soon(store.reset(SESSION) if change == "reset" else store.delete(SESSION))
+    assert not (await balance_of(store, NORMAL)).closing
+    await granted(store, hold(NORMAL))
+
+
+async def test_a_new_window_opens_a_session_again(store: Store, hold: Make, moments: Time) -> None:
+    closing = hold(replace(CLOSING, configured=Limits(100, window_s=60.0)))
+    await granted(store, closing)
+    await soon(store.settle(spends(closing, Amount(10, 0, 1))))
+    moments.go_on(61.0)
+    await granted(store, hold(replace(NORMAL, configured=Limits(100, window_s=60.0))))
+
+
+async def test_a_closing_call_that_another_account_refuses_takes_no_right(store: Store, hold: Make) -> None:
+    full = claim(KEY, 5)
+    await refused(store, hold(CLOSING, full))
+    await refused(store, hold(full, CLOSING))
+    assert not (await balance_of(store, NORMAL)).closing
+    await granted(store, hold(CLOSING))

@@ -57,6 +57,7 @@ AGENTS = [CallingAgent("a", None, "T"), CallingAgent("b", "a")]
 CLAIMS = [
     *(Claim(AccountKey("agent", one.namespace, f"{one.id}/a"), Limits(40)) for one in SESSIONS),
     *(Claim(one.account, Limits(60, 80)) for one in SESSIONS),
+    *(Claim(one.account, Limits(60, 80), closing_share=0.25) for one in SESSIONS),
     Claim(KEY, Limits(100, 100, 9, window_s=95.0)),
     Claim(RATE, Limits(calls=4, window_s=45.0)),
 ]
@@ -147,7 +148,8 @@ class Reference:
             self.accounts |= ledger.settle(self.accounts, keys, hold.amount(leased.opened.units), NOTHING)
         wrong = known.spent if known is not None else NOTHING
         resets, trim_decisions = self.assumed.pop(record.call_id, (0, {}))
-        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, trim_decisions)
+        ended = record.call_id
+        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, trim_decisions, ended)
         now = self.resets.get(record.session, 0) if record.session else 0
         if record.outcome == ORPHANED:
             self.assumed[record.call_id] = now, ledger.periods(self.accounts, record.accounts)
@@ -251,6 +253,7 @@ class LedgerMachine(RuleBasedStateMachine):
         declared=st.none() | st.integers(0, 80),
         keys=st.sampled_from([(), (KEY,), (KEY, RATE), (RATE,)]),
         agent=st.sampled_from([None, *AGENTS]),
+        is_closing=st.booleans(),
     )
     def reserve(
         self,
@@ -263,13 +266,17 @@ class LedgerMachine(RuleBasedStateMachine):
         declared: int | None,
         keys: tuple[AccountKey, ...],
         agent: CallingAgent | None = None,
+        is_closing: bool = False,
     ) -> None:
+        own = session.account if session is not None else None
         accounts = tuple(dict.fromkeys([*(one.account for one in (session, parent) if one), *keys]))
         if session is not None and agent is not None:
             # A subagent's calls are charged to its parent as well.
             accounts = (*accounts, AccountKey("agent", session.namespace, f"{session.id}/a"))
         claims = tuple(
-            replace(one, declared=Limits(declared)) if one.key.kind == "session" else one
+            replace(one, declared=Limits(declared), is_closing=is_closing and key == own)
+            if one.key.kind == "session"
+            else one
             for key in accounts
             for one in CLAIMS
             if one.key == key

@@ -25,6 +25,7 @@ from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger.arithmetic import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import ORPHANED, CallRecord
+from gateway.core.retention import Retention
 from gateway.core.session import SessionState
 from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
@@ -784,7 +785,7 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
-    async with opened(redis_server.url, ttl_s=100) as store:
+    async with opened(redis_server.url, retention=Retention(sessions_s=100)) as store:
         call = record(request_id="r")
         rate = Claim(AccountKey("rate", "alice"), Limits(calls=9, window_s=60))
         hold = held(call)
@@ -813,7 +814,7 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         names = redis_server.cli("keys", "*").split()
         return {name: float(redis_server.cli("pttl", name)) / 1000 for name in names if name != "gateway:alone"}
 
-    async with opened(redis_server.url, ttl_s=day) as store:
+    async with opened(redis_server.url, retention=Retention(sessions_s=day)) as store:
         await store.settle(spent(record(tools=())))
         # What a later call makes, while the rest has its end.
         call = spent(record(tools=("a",)))
@@ -840,7 +841,7 @@ async def test_parents_are_kept_while_other_sessions_are_charged_to_them(
 ) -> None:
     redis_server.flush()
     names = ("gateway:{alice/s}:a", "gateway:{alice/s}:t")
-    async with opened(redis_server.url, ttl_s=86_400) as store:
+    async with opened(redis_server.url, retention=Retention(sessions_s=86_400)) as store:
         await store.update(KEY, lambda state: state.with_parent("parent"))
         await store.settle(spent(record()))
         for name in names:
@@ -869,7 +870,7 @@ async def test_settled_calls_beyond_the_limit_leave_no_data_behind(
 ) -> None:
     redis_server.flush()
     at = [1_000.0]
-    async with opened(redis_server.url, ttl_s=1_000, now=lambda: at[0]) as store:
+    async with opened(redis_server.url, retention=Retention(sessions_s=1_000), now=lambda: at[0]) as store:
         orphaned = held(record(at=at[0])).as_orphaned()
         calls = [orphaned, *(spent(record(at=at[0] + 1 + number / 100)) for number in range(CALLS_PER_SESSION + 4))]
         await asyncio.gather(*(store.settle(call) for call in calls))
@@ -925,7 +926,7 @@ async def test_charge_of_an_orphaned_call_by_an_older_version_is_reversed(
         return #was
     """
     names = (keys.calls(tag)[2], *map(keys.account, ACCOUNTS))
-    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "5\n"
+    assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "6\n"
     await store.settle(replace(spent(opened.orphaned), outcome="ok"))
     assert await balance(store) == [(Amount(7), NOTHING)] * 2
 
@@ -1088,10 +1089,10 @@ async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_lon
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
-    async with opened(redis_server.url, ttl_s=30 * 86_400) as before:
+    async with opened(redis_server.url, retention=Retention(sessions_s=30 * 86_400)) as before:
         await before.settle(record())
         await before.settle(record("quiet"))
-    async with opened(redis_server.url, ttl_s=86_400) as store:
+    async with opened(redis_server.url, retention=Retention(sessions_s=86_400)) as store:
         await store.keep_results(KEY, {"h": "a text"}, 10**6)
         await store.settle(record("new"))
         for hour in range(2, 31, 2):

@@ -75,8 +75,8 @@ MILLION = Limits(tokens=1_000_000)
 NO_KEY = Caller("alice")
 #: round trips of a call to one server, and to a cluster; budgets of each session, who calls, and for which sessions
 CALLS: dict[str, tuple[int, int, Limits, Caller, Sequence[str]]] = {
-    "plain": (2, 3, Limits(), NO_KEY, ()),
-    "with a budget": (3, 5, MILLION, NO_KEY, ()),
+    "plain": (2, 4, Limits(), NO_KEY, ()),
+    "with a budget": (3, 6, MILLION, NO_KEY, ()),
     "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyLimits(MILLION)), ()),
     "of a session below another": (2, 4, Limits(), NO_KEY, ("above",)),
     "of a session below others": (2, 4, Limits(), NO_KEY, ("above", "higher", "highest")),

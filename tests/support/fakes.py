@@ -33,6 +33,7 @@ from gateway.core.ports import Observer
 from gateway.core.pricing import price_per_million
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.runaway import RunawayAlert, RunawayPolicy
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import Agent
 from gateway.core.stored import CallStart, OpenHold, StepEnding
@@ -95,9 +96,13 @@ class FakeUpstream:
 class Recorder(Observer):
     def __init__(self) -> None:
         self.records: list[tuple[CallRecord, Totals | None]] = []
+        self.alerts: list[RunawayAlert] = []
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         self.records.append((call, totals))
+
+    def warned(self, alert: RunawayAlert) -> None:
+        self.alerts.append(alert)
 
 
 class Failing(Observer):
@@ -111,6 +116,7 @@ class UnavailableStore(MemoryStore):
     - `responds_late`: it reserves, but responds a minute later.
     - `loses_response`: it reserves, but its response is lost.
     - `is_slow`: it takes a minute to settle.
+    - `fails_updates`: it does not change the state of sessions.
     """
 
     away = False
@@ -118,6 +124,7 @@ class UnavailableStore(MemoryStore):
     loses_response = False
     is_slow = False
     is_settling = False
+    fails_updates = False
     settled = 0
 
     def __init__(self) -> None:
@@ -139,6 +146,8 @@ class UnavailableStore(MemoryStore):
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         self._access("update")
+        if self.fails_updates:
+            raise StoreUnavailable("no answer in time")
         return await super().update(session, change)
 
     async def totals(self, session: SessionKey) -> Totals:
@@ -205,10 +214,12 @@ class World:
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
         agents: Mapping[str, Agent] | None = None,
+        runaway: RunawayPolicy | None = None,
         store: UnavailableStore | None = None,
         upstream: FakeUpstream | None = None,
         routes: Routes = ROUTES,
         facts: Callable[[Route], ModelFacts] = lambda route: ModelFacts(price=PRICE if route.provider == "q" else None),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or UnavailableStore(), Recorder()
         self.settler = Settler(self.store)
@@ -229,7 +240,7 @@ class World:
         )
         #: seconds by which the worker's clock is ahead of the machine's clock
         self.ahead_s = 0.0
-        learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
+        self.learner = learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
         planner = Planner(
             Estimator(families(), lambda _: CharacterCounter(), CountCache()),
             lambda _: True,
@@ -257,9 +268,11 @@ class World:
             policy=policy or SessionPolicy(),
             totals_comment=lambda totals, *_: b": %d\n\n" % totals.total_tokens,
             new_id=lambda: f"id-{next(ids)}",
+            clock=clock,
             summary_s=summary_s,
             result_model=result_model,
             agents=agents,
+            runaway=runaway,
         )
         self._requests = count(1)
 

@@ -12,8 +12,10 @@ from typing import Any, cast
 import pytest
 
 from gateway.core.errors import ConfigError
+from gateway.core.ledger.arithmetic import AccountKey, Amount
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.thresholds import BudgetAlert
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.usage import Charge, Totals, Usage
@@ -110,13 +112,61 @@ class Queue:
 
     events: frozenset[str]
     put_in: list[tuple[str, Any]] = field(default_factory=list)
+    format: str = "event"
+    name: str = "queue"
 
     def put(self, message_id: str, body: bytes) -> None:
         self.put_in.append((message_id, json.loads(body)))
 
+    async def offer(self, message_id: str, body: bytes) -> bool:
+        self.put(message_id, body)
+        return True
+
 
 def told(*observers: object, webhooks: list[Queue] | None = None) -> CallbackObserver:
     return CallbackObserver(observers, cast("list[WebhookSender]", webhooks or []), SHAPES)
+
+
+ALERT = BudgetAlert("budget_1", 1.0, AccountKey("session", "alice", "s"), 80, "tokens", Amount(90), (100, None, None))
+
+
+class BudgetsOnly:
+    def __init__(self) -> None:
+        self.heard: list[Mapping[str, Any]] = []
+
+    def on_budget(self, event: Mapping[str, Any]) -> None:
+        self.heard.append(event)
+        raise RuntimeError("a bug of the user's")
+
+
+async def test_budget_alert_is_passed_to_its_observers_and_webhooks_only() -> None:
+    one, wanted, other = BudgetsOnly(), Queue(frozenset({"on_budget"})), Queue(frozenset({"on_finish"}))
+    made = told(one, All(), webhooks=[wanted, other])
+    receivers = made.alert_receivers()
+    assert [receiver.name for receiver in receivers] == ["queue", "observers"]
+    assert [await receiver.accept(ALERT) for receiver in receivers] == [True, True]
+    [event] = one.heard
+    assert (event["account"], event["name"], event["threshold"], event["used_fraction"]) == (
+        "session",
+        "alice/s",
+        80,
+        0.9,
+    )
+    [(message_id, body)] = wanted.put_in
+    assert (message_id, body["type"], body["data"]) == ("budget_1", "on_budget", event)
+    assert other.put_in == []
+
+
+def test_nothing_receives_alerts_unless_it_is_configured() -> None:
+    assert told(All(), webhooks=[Queue(frozenset({"on_finish"}))]).alert_receivers() == []
+
+
+def test_event_is_written_in_the_format_of_each_webhook() -> None:
+    hooks = [Queue(frozenset({"on_step"}), format=form) for form in ("event", "slack")]
+    told(webhooks=hooks).stepped(CHANGE)
+    first, second = (hook.put_in[0][1] for hook in hooks)
+    assert first["type"] == "on_step"
+    assert second == {"text": "Session alice/s moved from step draft to review (index 1)."}
 
 
 def test_charged_call_sends_usage_and_finish_events() -> None:

@@ -18,8 +18,10 @@ import pytest
 
 from gateway.core.calling_agent import CallingAgent
 from gateway.core.counting.context import ToolResultTokens
+from gateway.core.ledger.refusals import Allowance
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.runaway import Finding, RunawayAlert
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MAX_AGENT_TYPES, MAX_MODELS, MAX_TOOLS, Metrics, WorkerState
 from tests.support.gateways import ROOT
@@ -134,6 +136,14 @@ def test_budget_refusals_are_also_counted_separately() -> None:
         (("code", "budget_exhausted"),): 1,
         (("code", "budget_busy"),): 2,
     }
+
+
+def test_calls_after_which_a_budget_is_nearly_used_are_counted() -> None:
+    metrics = Metrics()
+    for warning in (None, 0.8, 1.2):
+        metrics.record(CALL, None, Allowance(100, 20, warning=warning))
+    metrics.record(CALL, None)
+    assert read(metrics.text()).value("gateway_budget_warnings_total") == 2
 
 
 def test_upstream_time_excludes_gateway_overhead() -> None:
@@ -385,6 +395,7 @@ def everything() -> Samples:
         metrics.record(call, None)
     metrics.update_gauges(WELL)
     metrics.count_webhook_event("sent")
+    metrics.warned(RunawayAlert(None, "1", Finding("loop", "warn", 4, 4), 0.0))
     return read(metrics.text())
 
 

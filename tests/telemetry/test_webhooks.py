@@ -106,6 +106,17 @@ async def test_event_is_unsigned_without_a_secret(receiver: Receiver) -> None:
     assert "webhook-signature" not in receiver.requests[0].headers
 
 
+@pytest.mark.parametrize(
+    ("status", "is_done", "counts"), [(204, True, ["sent"]), (404, True, ["failed"]), (503, False, [])]
+)
+async def test_offered_event_is_sent_once(status: int, is_done: bool, counts: list[str], receiver: Receiver) -> None:
+    receiver.answers = [(status, {})]
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        assert await made.offer("budget_1", b"{}") is is_done
+    assert (receiver.ids, counted.results, counted.waits) == (["budget_1"], counts, [])
+
+
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 async def test_failed_event_is_retried_with_growing_delays(status: int, receiver: Receiver) -> None:
     receiver.answers = [(status, {})] * 3

@@ -30,6 +30,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "sampling": ("free", "fixed"),
     "prefill": ("accepted", "refused"),
     "tool_changes": ("accepted", "refused"),
+    "task_budget": ("accepted", "refused"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
 _SECTIONS: Final = ("families", "images", "thinking")
@@ -75,6 +76,8 @@ class TokenizerFamily:
     prefill: Literal["accepted", "refused"] = "accepted"
     #: whether a system message in the middle of the conversation may withdraw tools or offer them again
     tool_changes: Literal["accepted", "refused"] = "refused"
+    #: whether a request may say how many tokens the model has left (Claude's `task_budget`)
+    task_budget: Literal["accepted", "refused"] = "refused"
     #: how far the reported tokens may exceed the estimate before anything is learned, as a share of the estimate
     spread: float = 0.02
 

@@ -14,6 +14,7 @@ from typing import Final, cast
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.sums import MessageSums
+from gateway.core.runaway import ROUNDS_BYTES, ReadRounds
 from gateway.core.values import dataclass
 
 #: Minimum length of a cached text in bytes. Counting a shorter one takes less time than finding it.
@@ -42,6 +43,7 @@ class CachedPrefix:
         sums: the sums of the messages.
         `server_references`: the names by which the messages refer to content that only the provider has
             (`dialects/server_state.py`).
+        rounds: the rounds of calls and results in the messages, or in the first of them; None if nothing reads them.
     """
 
     text: bytes
@@ -50,6 +52,7 @@ class CachedPrefix:
     kind: Hashable
     sums: MessageSums
     server_references: frozenset[str] = frozenset()
+    rounds: ReadRounds | None = None
 
     @property
     def messages(self) -> tuple[bytes, ...]:
@@ -64,7 +67,8 @@ class CachedPrefix:
     @property
     def size_bytes(self) -> int:
         """Return the approximate size in memory, in bytes."""
-        return _BYTES + len(self.text) + _KEY_BYTES * len(self.keys) + self.sums.size_bytes
+        rounds = ROUNDS_BYTES if self.rounds is not None else 0
+        return _BYTES + len(self.text) + _KEY_BYTES * len(self.keys) + self.sums.size_bytes + rounds
 
 
 class PrefixCache:

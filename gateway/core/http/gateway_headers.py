@@ -16,16 +16,21 @@ CONTEXT_TRIM: Final = b"x-context-trim"
 BUDGET_TOKENS: Final = b"x-session-budget-tokens"
 BUDGET_USD: Final = b"x-session-budget-usd"
 RESPONSE_MODE: Final = b"x-response-mode"
+TAG: Final = b"x-session-tag"
 
 #: headers that change how a call is handled
 DIRECTIVES: Final[Mapping[bytes, str]] = {
-    CONTEXT_BUDGET: "most input tokens of this call, if that is less than its context budget",
+    CONTEXT_BUDGET: (
+        "most input tokens of this call, if that is less than its context budget; ignored while the client compacts "
+        "its conversation"
+    ),
     CONTEXT_TRIM: "`auto`, `off` (send it unchanged) or `shadow` (only report what would be done)",
     BUDGET_TOKENS: "lowers the session's token budget for this call; a higher number has no effect",
     BUDGET_USD: "the same in US dollars, such as `0.50`",
     RESPONSE_MODE: "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may shorten them further",
     PARENT: "the parent session; its budget is charged as well",
     AGENT: "the agent whose steps apply to the call",
+    TAG: "a name by which usage is added up, 1 to 64 characters; the body can name it in `metadata.tag`",
 }
 #: other headers that are read, besides credentials
 READ: Final[Mapping[bytes, str]] = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from decimal import ROUND_CEILING, Decimal
+from math import ceil
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.values import dataclass
@@ -147,6 +148,7 @@ class Account:
         opened: when the window began; None if there is no window, or none yet.
         overrides: limits that an operator set for this account, instead of the configured ones. None: unlimited.
         period: how many times `used` was set to zero: by a reset, a new window, or the deletion of its session.
+        closing: the closing call of this period, as `closing_mark` writes it; empty if there was none.
     """
 
     used: Amount = NOTHING
@@ -154,6 +156,7 @@ class Account:
     opened: Moment | None = None
     overrides: Mapping[Dimension, int | None] = field(default_factory=dict)
     period: int = 0
+    closing: str = ""
 
 
 EMPTY: Final = Account()
@@ -161,11 +164,18 @@ EMPTY: Final = Account()
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An account that a call is charged to, with its configured limits and those that the call declares."""
+    """An account that a call is charged to, with its configured limits and those that the call declares.
+
+    Attributes:
+        closing_share: the share of each limit that is kept for the closing call of the account.
+        is_closing: this call is the closing call: it may use that share, and no other call may after it.
+    """
 
     key: AccountKey
     configured: Limits = NO_LIMITS
     declared: Limits = NO_LIMITS
+    closing_share: float = 0.0
+    is_closing: bool = False
 
     @property
     def undeclared(self) -> Claim:
@@ -174,11 +184,16 @@ class Claim:
 
     def limits(self, account: Account) -> Limits:
         """Return the limits in force. Limits that a call declares can only lower them."""
+        granted = self.granted(account) if account.overrides else self.configured
+        return granted.lowered(self.declared)
+
+    def granted(self, account: Account) -> Limits:
+        """Return the limits without those that the call declares."""
         if not account.overrides:
-            return self.configured.lowered(self.declared)
+            return self.configured
         configured, overrides = self.configured, account.overrides
         limits = {name: overrides[name] if name in overrides else configured.of(name) for name in DIMENSIONS}
-        return Limits(**limits, window_s=configured.window_s).lowered(self.declared)
+        return Limits(**limits, window_s=configured.window_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +204,9 @@ class Balance:
         resets_s: seconds until the window ends; None without a window.
         is_absent: the store lost this account, as Redis can when it evicts keys.
         is_orphaned: calls were charged to the lost account.
+        period: see `Account`.
+        closing_share: the share of each limit that this call may not use, as it is kept for the closing call.
+        closing: the mark of the closing call that was made under these limits; empty if there was none.
     """
 
     key: AccountKey
@@ -198,16 +216,33 @@ class Balance:
     resets_s: float | None = None
     is_absent: bool = field(default=False, compare=False)
     is_orphaned: bool = field(default=False, compare=False)
+    period: int = field(default=0, compare=False)
+    closing_share: float = 0.0
+    closing: str = ""
 
     def lowered(self, to: Limits) -> Balance:
         """Return the same balance for a call that declares these limits."""
         return self if to.is_none else replace(self, limits=self.limits.lowered(to))
 
     def left(self, dimension: Dimension) -> int | None:
-        """Return how much may still be held, or None if it is unlimited."""
+        """Return how much is neither used nor held, or None if it is unlimited."""
         limit = self.limits.of(dimension)
         at = _AT[dimension]
         return None if limit is None else max(0, limit - self.used[at] - self.held[at])
+
+    def kept(self, dimension: Dimension) -> int:
+        """Return how much of a limit this call may not use, as it is kept for the closing call."""
+        limit = self.limits.of(dimension)
+        return ceil(limit * self.closing_share) if limit and self.closing_share else 0
+
+    def free(self, dimension: Dimension) -> int | None:
+        """Return how much this call may still hold, or None if it is unlimited."""
+        left = self.left(dimension)
+        return left if left is None or not self.closing_share else max(0, left - self.kept(dimension))
+
+    def is_closed_to(self, call_id: str) -> bool:
+        """Return whether the closing call was made, and is another call than this one."""
+        return bool(self.closing) and closing_call(self.closing) != call_id
 
     @property
     def used_fraction(self) -> float | None:
@@ -274,6 +309,26 @@ class Refused:
         return self.is_busy or self.balance.key.kind == "rate"
 
 
+def closing_mark(call_id: str, limits: Limits) -> str:
+    """Return what an account keeps of its closing call: the call's id, and the limits under which it was made.
+
+    With other limits the account is open again. prelude.lua writes the same text.
+    """
+    return " ".join([call_id, *(str(-1 if limit is None else min(MOST, limit)) for limit in limits[:3])])
+
+
+def closing_call(mark: str) -> str:
+    """Return the id of the call that made this mark."""
+    return mark.partition(" ")[0]
+
+
+def with_call_ended(account: Account, call_id: str, spent: Amount) -> Account:
+    """Return the account after a call ended. A closing call that cost nothing can be made again."""
+    if not account.closing or spent != NOTHING or closing_call(account.closing) != call_id:
+        return account
+    return replace(account, closing="")
+
+
 Accounts = Mapping[AccountKey, Account]
 Changes = dict[AccountKey, Account]
 Periods = Mapping[AccountKey, int]
@@ -286,7 +341,24 @@ def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
     resets = None
     if limits.window_s is not None:
         resets = limits.window_s - (now.since(current.opened) if current.opened else 0.0)
-    return Balance(claim.key, limits, current.used, current.held, resets)
+    if not claim.closing_share:
+        return Balance(claim.key, limits, current.used, current.held, resets, period=current.period)
+    return Balance(
+        claim.key, limits, current.used, current.held, resets, period=current.period,
+        closing_share=0.0 if claim.is_closing else claim.closing_share,
+        closing=_mark_in_force(current, claim),
+    )  # fmt: skip
+
+
+def _mark_in_force(account: Account, claim: Claim) -> str:
+    """Return the mark of the closing call, or an empty text if it was made under other limits.
+
+    A closing call of the account's own limits closes it for all calls. One of limits that a call declared closes it for
+    calls that declare the same.
+    """
+    mark, call_id = account.closing, closing_call(account.closing)
+    limits = (claim.granted(account), claim.limits(account)) if mark else ()
+    return mark if any(mark == closing_mark(call_id, one) for one in limits) else ""
 
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
@@ -301,8 +373,13 @@ def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Chang
     granted, changes, balances = hold.amount(units), Changes(), []
     for claim, balance in zip(hold.claims, before, strict=True):
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
+        if claim.is_closing:
+            account = replace(account, closing=closing_mark(hold.id, claim.limits(account)))
         changes[claim.key] = taken = _take(account, claim.key, granted)
-        balances.append(Balance(claim.key, balance.limits, taken.used, taken.held, balance.resets_s))
+        after = Balance(claim.key, balance.limits, taken.used, taken.held, balance.resets_s)
+        if claim.closing_share:
+            after = replace(after, closing_share=balance.closing_share, closing=_mark_in_force(taken, claim))
+        balances.append(after)
     return Granted(units, tuple(balances)), changes
 
 
@@ -321,14 +398,19 @@ def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Gra
     return Granted(units, tuple(balances)), changes
 
 
-def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: Amount) -> Changes:
-    """Release what was held on these accounts, and add what was spent."""
+def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: Amount, ended: str = "") -> Changes:
+    """Release what was held on these accounts, and add what was spent.
+
+    `ended`: the id of the call if it has ended; empty if its hold is only released.
+    """
     changes = Changes()
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
+            if account.closing:
+                account = with_call_ended(account, ended, spent)
             used, given_back = account.used.plus(spent), account.held.less(held)
-            changes[key] = Account(used, given_back, account.opened, account.overrides, account.period)
+            changes[key] = Account(used, given_back, account.opened, account.overrides, account.period, account.closing)
     return changes
 
 
@@ -337,7 +419,14 @@ def periods(accounts: Accounts, keys: Iterable[AccountKey]) -> Periods:
     return {key: accounts.get(key, EMPTY).period for key in keys if key.kind != "rate"}
 
 
-def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Periods) -> Changes:
+def correct(  # noqa: PLR0917  # as `settle`, and what was charged before
+    accounts: Accounts,
+    keys: Iterable[AccountKey],
+    wrong: Amount,
+    right: Amount,
+    charged: Periods,
+    ended: str = "",
+) -> Changes:
     """Replace a provisional charge by the real one.
 
     Args:
@@ -347,19 +436,20 @@ def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right
         right: the amount that was really spent.
         charged: the period of each account in which `wrong` was added. In a later period `wrong` is no longer part of
             `used`, so it is not subtracted from what other calls used since.
+        ended: the id of the call.
     """
     changes = Changes()
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
             used = account.used.less(wrong) if charged.get(key) == account.period else account.used
-            changes[key] = replace(account, used=used.plus(right))
+            changes[key] = replace(with_call_ended(account, ended, right), used=used.plus(right))
     return changes
 
 
 def with_new_period(account: Account) -> Account:
     """Set `used` to zero and begin a new period. Running calls keep their holds until they release them."""
-    return replace(account, used=NOTHING, period=account.period + 1)
+    return replace(account, used=NOTHING, period=account.period + 1, closing="")
 
 
 def after_deletion(account: Account) -> Account:
@@ -397,7 +487,8 @@ def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
 
 
 def _hold(account: Account, amount: Amount) -> Account:
-    return Account(account.used, account.held.plus(amount), account.opened, account.overrides, account.period)
+    held = account.held.plus(amount)
+    return Account(account.used, held, account.opened, account.overrides, account.period, account.closing)
 
 
 def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
@@ -410,7 +501,13 @@ def refused(balances: Iterable[Balance], hold: Hold) -> Refused | None:
     for balance in balances:
         for at, name in enumerate(DIMENSIONS):
             limit = balance.limits.of(name)
-            if limit is not None and least[at] and balance.used[at] + balance.held[at] + least[at] > limit:
+            if limit is None or not least[at]:
+                continue
+            if balance.closing and balance.is_closed_to(hold.id):
+                return Refused(balance, name, least[at], is_busy=False)
+            if balance.closing_share:
+                limit -= balance.kept(name)
+            if balance.used[at] + balance.held[at] + least[at] > limit:
                 refusal = Refused(balance, name, least[at], balance.used[at] + least[at] <= limit)
                 if not refusal.is_temporary:
                     return refusal
@@ -422,7 +519,7 @@ def units_left(balance: Balance, fixed: Amount, unit: Amount, most: int) -> int:
     """Return how many units an account can still hold after `fixed`, at most `most`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
-        left = balance.left(name)
+        left = balance.free(name) if balance.closing_share else balance.left(name)
         if left is not None and unit[at]:
             units = min(units, max(0, left - fixed[at]) // unit[at])
     return units

@@ -7,7 +7,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from decimal import Decimal
 from math import ceil
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from gateway.core.ledger.arithmetic import (
     most_used_balance,
     nano,
 )
+from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
@@ -48,6 +49,13 @@ class AgentName(NamedTuple):
 CHILD_SESSION: Final = AgentName(MAIN)
 
 
+class DowngradePolicy(NamedTuple):
+    """The model that serves calls when less than the share `below` of the most used budget is left."""
+
+    below: float
+    model: str
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetPolicy:
     """The `budget:` settings.
@@ -60,6 +68,8 @@ class BudgetPolicy:
         clamp: lower the output limit of a call to what is left, instead of refusing the call.
         deferred: forward calls whose cost arises after their response, where the gateway cannot see it.
         exhausted_status: the HTTP status of a refusal because too little is left.
+        downgrade: the cheaper model for calls when little is left; None for none.
+        closing: what is kept for the last call of a session; None if it has no closing call.
         agents: limits of each subagent of a session, by its type or id; `ANY_AGENT` for all others.
     """
 
@@ -70,6 +80,8 @@ class BudgetPolicy:
     clamp: bool = True
     deferred: bool = False
     exhausted_status: int = 400
+    downgrade: DowngradePolicy | None = None
+    closing: ClosingPolicy | None = None
     agents: Mapping[str, Limits] = field(default_factory=dict)
 
     def limits_of_agent(self, agent: AgentName) -> Limits:
@@ -96,6 +108,8 @@ class ChargedAccounts:
         declared: the budget that the call itself declares for its session.
         agents: the subagent of the session that makes the call, and the subagents above it, nearest first. Empty for a
             call of the main agent. A child session is added to them, see `CHILD_SESSION`.
+        is_compaction: the client compacts its conversation. The call may use what is kept of the session's budget for
+            its closing call.
     """
 
     namespace: str
@@ -104,6 +118,7 @@ class ChargedAccounts:
     parents: tuple[SessionKey, ...] = ()
     declared: Limits = NO_LIMITS
     agents: tuple[AgentName, ...] = ()
+    is_compaction: bool = False
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
@@ -113,9 +128,10 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
         claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
-    claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]
+    claims += [claim_of_session(policy, parent) for parent in reversed(charged.parents)]
     if charged.session is not None:
-        claims.append(Claim(charged.session.account, policy.session, charged.declared))
+        claim = claim_of_session(policy, charged.session, charged.declared)
+        claims.append(replace(claim, closing_share=0.0) if charged.is_compaction else claim)
         for agent in reversed(_limited_agents(policy, charged)):
             limits = policy.limits_of_agent(agent)
             if not limits.is_none:
@@ -123,11 +139,43 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
     return tuple(claims)
 
 
+def claims_on(
+    accounts: Iterable[AccountKey],
+    policy: BudgetPolicy,
+    keys: Mapping[str, Limits],
+    agent_types: Mapping[AccountKey, str | None],
+) -> list[Claim]:
+    """Return accounts with their configured limits, without a call.
+
+    Args:
+        accounts: the accounts, without those of rate limits.
+        policy: limits of sessions and subagents.
+        keys: limits of client keys, by name.
+        agent_types: the types of subagents, by their accounts.
+    """
+    claims = []
+    for account in accounts:
+        if account.kind == "session":
+            claims.append(Claim(account, policy.session))
+        elif account.kind == "key":
+            claims.append(Claim(account, keys.get(account.namespace, NO_LIMITS)))
+        elif account.kind == "agent":
+            agent = AgentName(account.agent_id, agent_types.get(account))
+            claims.append(Claim(account, policy.limits_of_agent(agent)))
+    return claims
+
+
 def _limited_agents(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[AgentName, ...]:
     """Return the subagents that a call is charged to, nearest first. All of a child session works for its parent."""
     if not policy.agents or not charged.parents or CHILD_SESSION in charged.agents:
         return charged.agents
     return (*charged.agents, CHILD_SESSION)
+
+
+def claim_of_session(policy: BudgetPolicy, session: SessionKey, declared: Limits = NO_LIMITS) -> Claim:
+    """Return the claim of a call on the account of a session. `declared`: the budget that the call declares for it."""
+    kept = policy.closing.reserve if policy.closing is not None else 0.0
+    return Claim(session.account, policy.session, declared, closing_share=kept)
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
@@ -191,6 +239,13 @@ def limits_output(balances: Sequence[Balance]) -> bool:
 def budgets_in(balances: Sequence[Balance]) -> tuple[Balance, ...]:
     """Return the balances with a budget in force, without rate limits of client keys."""
     return tuple([balance for balance in balances if balance.key.kind != "rate" and not balance.limits.is_none])
+
+
+def budgets_used_by(balances: Sequence[Balance], price: Price | None) -> tuple[Balance, ...]:
+    """Return the balances of the budgets that a call can use up: a model that costs nothing uses no US dollars."""
+    if price is None or all(balance.limits.nano_usd is None for balance in balances) or not price.is_free:
+        return tuple(balances)
+    return budgets_in([replace(balance, limits=balance.limits._replace(nano_usd=None)) for balance in balances])
 
 
 def remaining_fraction(balances: Sequence[Balance]) -> float:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from math import ceil
 from typing import Final, NamedTuple
 
 from gateway.core.ledger.arithmetic import (
@@ -43,8 +44,19 @@ _OUTPUT_SHARE: Final = 4
 _OUTPUT_LEAST: Final = 4_096
 #: output tokens that are held first for a stream, and by which its hold is extended while it runs
 STREAM_STEP: Final = 2_048
+#: The first hold of a stream whose usual output is known: this factor of it and some tokens more, at least the minimum.
+_USUAL_FACTOR: Final = 1.125
+_USUAL_MORE: Final = 32
+USUAL_LEAST: Final = 128
+#: The first extension is this part of the first hold. Each further one is twice as large as the last.
+_USUAL_STEPS: Final = 4
+#: While other calls hold budget, this part of what is left is kept for streams that become longer than usual.
+_SPARE_SHARE: Final = 4
 #: a shorter output, in tokens, is useless
 USEFUL: Final = 16
+#: Output tokens that a summary of the whole conversation needs at least: a client that receives a summary cut short
+#: loses the rest of its conversation.
+LEAST_SUMMARY: Final = 2_048
 #: An output is also useless if it is shorter than a quarter of what it could have if no other call held anything.
 _USEFUL_SHARE: Final = 4
 #: when a request is trimmed to a budget, at most a quarter of what is left is kept free for its output
@@ -171,6 +183,7 @@ class CallNeed:
         model_output: the output limit of the model; None if it is unknown.
         room: tokens that the context window leaves after the input; None: the window is unknown, or leaves too few.
         expected: input tokens that the provider is expected to bill, without a safety margin; None: `input_tokens`.
+        usual_output: output tokens of most earlier responses; None if unknown. Only for a hold that can grow.
         least_output: the smallest output limit, in tokens, that the provider accepts; 0: any.
         choices: how many choices the call asks for.
         has_output: the output is billed by its tokens.
@@ -180,6 +193,7 @@ class CallNeed:
         can_grow: the hold can be extended while the output arrives.
         can_end: the output is streamed text, so that the stream can be ended when it far exceeds the hold.
         completes_without_client: the provider completes the output even if no client waits for it.
+        is_last: it is the closing call of its session, so nothing is left for other calls and its limit is lowered.
     """
 
     input_tokens: int
@@ -196,6 +210,32 @@ class CallNeed:
     least_output: int = 0
     room: int | None = None
     expected: int | None = None
+    is_last: bool = False
+    usual_output: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Return whether the hold of the call is extended while it runs."""
+        return self.output is None and self.can_grow
+
+    @property
+    def first_units(self) -> int:
+        """Return the units to hold first, if the hold can be extended."""
+        if self.usual_output is None:
+            return STREAM_STEP
+        return min(STREAM_STEP, max(USUAL_LEAST, ceil(self.usual_output * _USUAL_FACTOR) + _USUAL_MORE))
+
+    @property
+    def is_usual(self) -> bool:
+        """Return whether less is held first than for a stream of which nothing is known."""
+        return self.grows and self.first_units < STREAM_STEP
+
+    @property
+    def step(self) -> int:
+        """Return the units of the first extension; 0 if the hold is never extended."""
+        if not self.grows:
+            return 0
+        return self.first_units // _USUAL_STEPS if self.is_usual else STREAM_STEP
 
 
 def hold_for(
@@ -208,22 +248,40 @@ def hold_for(
         return Hold(call_id, claims, fixed)
     unit = Amount(need.choices, nano(rate.output * need.choices))
     most = _most_units(need, fixed, unit, balances)
-    if need.output is None and need.can_grow:
-        most = min(most, STREAM_STEP)
-    least = _fewest_units(most, fixed, unit, balances) if clamp or need.output is None else most
+    if need.grows:
+        most = min(most, need.first_units)
+    if need.is_usual:
+        least = _fewest_usual_units(most, fixed, unit, balances)
+        return Hold(call_id, claims, fixed, unit, least, max(least, most))
+    is_lowered = clamp or need.is_last or need.output is None
+    least = _fewest_units(most, fixed, unit, balances) if is_lowered else most
     return Hold(call_id, claims, fixed, unit, max(least, min(need.least_output, most)), most)
 
 
 def _fewest_units(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
     """Return the fewest units with which a call is useful.
 
-    While other calls hold something, this is a share of the output that would be possible without them: a later try is
-    better than a very short output now.
+    This is a share of the output that would be possible if no other call held anything: a later try is better than a
+    very short output now. It does not depend on what other calls held when the balances were read, since a call that
+    began at the same time may hold something by now.
     """
-    if not any(any(balance.held) for balance in balances):
-        return min(most, USEFUL)
     alone = _units_left([replace(balance, held=NOTHING) for balance in balances], fixed, unit, most)
     return min(most, max(USEFUL, alone // _USEFUL_SHARE))
+
+
+def _fewest_usual_units(most: int, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
+    """Return the fewest units with which a stream of usual length is sent, which are `most` if possible.
+
+    While other calls hold something, it also waits until a share of what is left stays free, so that streams that
+    become longer than usual can be extended. To ask for this share too makes the store refuse the call until then.
+    """
+    alone = _units_left([replace(balance, held=NOTHING) for balance in balances], fixed, unit, MOST)
+    least = max(min(most, USEFUL), min(most, alone))
+    if any(any(balance.held) for balance in balances):
+        wanted = most + alone // _SPARE_SHARE
+        if _units_left(balances, fixed, unit, MOST) < wanted:
+            return max(least, min(alone, wanted))
+    return least
 
 
 def _most_units(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[Balance]) -> int:
@@ -231,6 +289,8 @@ def _most_units(need: CallNeed, fixed: Amount, unit: Amount, balances: Sequence[
     if need.output is not None:
         return need.output if need.model_output is None else min(need.output, need.model_output)
     most = need.model_output or DEFAULT_OUTPUT
+    if need.is_last:
+        return _within_room(most, need)
     left = _units_left(balances, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
     # If the model's longest output is held, no limit is sent, and the provider fits the output into the window.
@@ -256,6 +316,12 @@ def limit_of_hold(hold: Hold, granted: Granted, need: CallNeed) -> int | None:
     most = need.model_output or DEFAULT_OUTPUT
     if not need.can_grow:
         return _within_room(granted.units, need) if need.model_output is None or granted.units < most else None
+    if need.is_usual:
+        # Other calls hold more than most of them need. So the hold can grow up to what they may leave, and the stream
+        # is ended if they leave less.
+        alone = [replace(balance, held=NOTHING) for balance in granted.balances]
+        total = _units_left(alone, hold.fixed, hold.unit, most)
+        return _within_room(total, need) if total < most else None
     # The hold grows with the output, up to what is left. The provider gets the same bound.
     total = granted.units + _units_left(granted.balances, NOTHING, hold.unit, most)
     return _within_room(total, need) if total < most else None
@@ -278,7 +344,7 @@ def affordable_input(balances: Sequence[Balance], output: int | None, rate: Toke
     """
     allowed = []
     for balance in balances:
-        tokens, usd = balance.left("tokens"), balance.left("nano_usd")
+        tokens, usd = balance.free("tokens"), balance.free("nano_usd")
         if tokens is not None:
             allowed.append(tokens - min(output or _OUTPUT_LEAST, tokens // _FREE_SHARE))
         if usd is not None and rate is not None and rate.input > 0:

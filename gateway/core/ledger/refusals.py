@@ -97,10 +97,25 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
             f"{_amount(refused.needed, name)}. Try again when a running call has ended.",
             arithmetic,
         )
-    short = "" if balance.used[at] >= limit else f", and this call needs {_amount(refused.needed, name)}"
-    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(balance, name, claim, refused.needed)}", arithmetic)
+    exhausted = BudgetExhausted(
+        f"{used}{_shortage(refused, limit)}. {_remedy(balance, name, claim, refused.needed)}", arithmetic
+    )
     exhausted.status = policy.exhausted_status
     return exhausted
+
+
+def _shortage(refused: Refused, limit: int) -> str:
+    """Return why a call does not fit into what an account has left, as the end of a sentence."""
+    balance, name = refused.balance, refused.dimension
+    if balance.closing:
+        return ", and its one closing call was taken"
+    short = (
+        ""
+        if balance.used[DIMENSIONS.index(name)] >= limit
+        else ", and this call needs " + _amount(refused.needed, name)
+    )
+    kept = balance.kept(name)
+    return f"{short}; {_amount(kept, name, unit=True)} are kept for a closing call" if kept else short
 
 
 def _owner(key: AccountKey) -> str:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from gateway.core.conversation.lossless_json import bare_text_of, parse, write
-from gateway.core.trimming.blocks import FULL_TEXT_AT
+from gateway.core.trimming.blocks import FULL_TEXT_AT, FULL_TEXT_IN_PROGRAM
 
 #: characters that a handle may have
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -24,7 +24,8 @@ _MAX_VALUE_CHARS: Final = 32
 #: Characters of a key or column name in a description.
 _MAX_NAME_CHARS: Final = 40
 _HANDLE_LINE: Final = re.compile(
-    rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(FULL_TEXT_AT)}[A-Za-z0-9_-]{{1,128}}\]"
+    r"\[.{1,300} [\d,]{1,20} characters"
+    rf"(?:{re.escape(FULL_TEXT_AT)}|{re.escape(FULL_TEXT_IN_PROGRAM)})[A-Za-z0-9_-]{{1,128}}\]"
 )
 #: Matches a line that reports an error. In most languages the last such line is the clearest.
 ERROR_LINE: Final = re.compile(

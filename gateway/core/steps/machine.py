@@ -49,6 +49,7 @@ class Step:
         context_budget: the most input tokens of a call.
         model: the model to call instead of the requested one.
         max_output_tokens: the most output tokens of a call.
+        max_seconds: the longest time that the step may be active without a new user message.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Step:
     context_budget: int | None = None
     model: str | None = None
     max_output_tokens: int | None = None
+    max_seconds: float | None = None
 
     def allows(self, tool: str) -> bool:
         """Return whether the step allows a tool, regardless of its sequence."""

@@ -19,8 +19,10 @@ from gateway.core.trimming.result_blocks import split_result
 from gateway.core.trimming.text_blocks import GAP, MAX_BLOCK_CHARS, join_pieces, split_text
 from gateway.core.values import dataclass
 
-#: In the last line of a shortened result, before the handle of its full text.
+#: In the last line of a shortened result, before the handle of its full text: one shortened by the gateway, and one
+#: shortened in a program that uses the gateway as a library.
 FULL_TEXT_AT: Final = "; full text: GET /api/results/"
+FULL_TEXT_IN_PROGRAM: Final = "; full text: handle "
 #: Tags around the model's thinking, where neither the provider nor the client removes it from the text.
 _THINKING_TAGS: Final = ("<think>", "</think>")
 #: A gap of at most this many characters in a tool result is closed.
@@ -299,4 +301,4 @@ def _thinking_end(text: str) -> int:
 
 def _is_handle_line(text: str) -> bool:
     """Return whether a last line names the handle: a reader of the rest must be able to ask for the full text."""
-    return FULL_TEXT_AT in text and text.endswith("]")
+    return (FULL_TEXT_AT in text or FULL_TEXT_IN_PROGRAM in text) and text.endswith("]")

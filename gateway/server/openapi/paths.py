@@ -17,12 +17,15 @@ from gateway.core.http.gateway_headers import (
     PARENT,
     READ,
     RESPONSE_MODE,
+    TAG,
 )
-from gateway.core.identity import ID_FORM, ID_PATTERN
+from gateway.core.identity import ID_FORM, ID_PATTERN, LONGEST_TAG
 from gateway.core.modes import MODES
+from gateway.core.rollup import LABELS
 from gateway.core.stored import SORTS
 from gateway.server.headers import RESPONSE_HEADERS
 from gateway.server.openapi.shapes import Schema, reference
+from gateway.server.usage import BUCKETS, FORMATS
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -46,6 +49,9 @@ _INTEGER_HEADERS: Final = ("-tokens", "-tokens-original", "-calls", "-index")
 _JSON_HEADERS: Final = ("-token-usage",)
 #: the largest number of tokens that a request may name
 _MOST_TOKENS: Final = 10**15 - 1
+_TIME: Final = {"type": "string", "examples": ["2026-11-28", "2026-11-28T13:00:00Z"]}
+#: each label is a query parameter of its own
+_LABELS: Final = {"type": "object", "properties": {name: {"type": "string"} for name in LABELS}}
 _BUDGET: Final = {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}
 _NAME: Final = {"type": "string", "pattern": ID_PATTERN}
 #: Schemas of headers with restricted values. Upper case words and leading zeros are accepted too.
@@ -57,6 +63,7 @@ _HEADER_SCHEMAS: Final[Mapping[bytes, Schema]] = {
     RESPONSE_MODE: {"type": "string", "enum": list(MODES)},
     PARENT: _NAME,
     AGENT: _NAME,
+    TAG: {**_NAME, "maxLength": LONGEST_TAG},
 }
 
 
@@ -270,6 +277,15 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             security=_ADMIN,
         )
     },
+    "/api/sessions/{id}/resume": {
+        "post": _json_operation(
+            "resumeSession",
+            "Allow the calls of a session again that runaway protection refuses.",
+            "ChangedSession",
+            parameters=("session",),
+            security=_ADMIN,
+        )
+    },
     "/api/calls": {
         "get": _json_operation(
             "listCalls", "List the newest call records of all sessions.", "CallPage", parameters=("limit",)
@@ -289,6 +305,37 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                     required=True,
                 ),
                 "explain",
+            ),
+        )
+    },
+    "/api/usage": {
+        "get": _operation(
+            "getUsage",
+            "Add up calls, tokens and costs by labels, for each hour or day (UTC) or the whole time.",
+            {
+                "200": {
+                    "description": "The report.",
+                    "content": {
+                        _JSON: {"schema": reference("UsageReport")},
+                        "application/x-ndjson": {"schema": {"type": "string"}},
+                        "text/csv": {"schema": {"type": "string"}},
+                    },
+                },
+                "default": {"$ref": "#/components/responses/Error"},
+            },
+            parameters=(
+                _parameter(
+                    "group_by", "query", f"Labels, separated by commas: {', '.join(LABELS)}.", {"type": "string"}
+                ),
+                _parameter("from", "query", "Begin, as a date or time in UTC; default 29 days before `to`.", _TIME),
+                _parameter("to", "query", "End: the last hour or day, which is included; default now.", _TIME),
+                _parameter("bucket", "query", "One line for each of these.", {"enum": list(BUCKETS), "default": "day"}),
+                _parameter("format", "query", "Format of the response.", {"enum": list(FORMATS), "default": "json"}),
+                {
+                    **_parameter("labels", "query", "Values of labels, such as `tag=nightly`.", _LABELS),
+                    "style": "form",
+                    "explode": True,
+                },
             ),
         )
     },

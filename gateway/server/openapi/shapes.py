@@ -10,6 +10,8 @@ from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.modes import MODES
 from gateway.core.record import OUTCOMES, THINKING_REASONS
+from gateway.core.rollup import COUNTS, LABELS
+from gateway.core.runaway import KINDS
 from gateway.core.thinking_origin import Reason
 from gateway.core.trimming import overflow
 from gateway.core.usage import UsageSource
@@ -84,6 +86,15 @@ def _about(about: str) -> Mapping[str, str]:
     return {"description": about} if about else {}
 
 
+#: what the gateway knows of a model; in foreign formats, so that the provider may have other types
+_MODEL_FACTS: Final[Mapping[str, Schema]] = {
+    "context_length": {"description": "context window that the gateway allows, in tokens"},
+    "max_context_length": {"description": "the same"},
+    "max_input_tokens": {"description": "the most input tokens"},
+    "max_tokens": {"description": "the most output tokens"},
+    "top_provider": {"description": "window and most output tokens, in the form of OpenRouter"},
+    "pricing": {"description": "US dollars per token, as text"},
+}
 _TIME: Final = {"type": "string", "format": "date-time"}
 _MAYBE_TIME: Final = {**_TIME, "type": ["string", "null"]}
 _USD: Final = "in US dollars, with six decimals"
@@ -98,6 +109,11 @@ _USAGE_FIELDS: Final = {
 _STEP_FIELDS: Final = {
     "active_step": text("active step of the agent whose step state changed last", null=True),
     "steps": mapping(reference("Place"), "step state of each agent of `agents:`, by its name; `default`: of `steps:`"),
+    "last_stop": text(
+        "limit of runaway protection for which calls were refused last; null if none was, or since it was resumed",
+        null=True,
+        one_of=KINDS,
+    ),
 }
 _BUDGET_FIELDS: Final = {
     "budget": nullable(reference("Budget")),
@@ -187,6 +203,7 @@ _CALL_FIELDS: Final = {
     "request_bytes": integer(),
     "response_bytes": integer(),
     "notes": mapping(text(), "further remarks, by name"),
+    "labels": mapping(text(), "further names by which usage is added up, such as `tag`"),
     "unread_thinking": array(
         record(
             "thinking blocks of the request that the provider drops without an error",
@@ -273,6 +290,21 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "remaining": integer("remaining tokens", null=True),
             "used_fraction": number("used share of the limit that is used most; above 1 if the limit was exceeded"),
             "resets_in_s": integer("seconds until the budget refills; null if it does not refill", null=True),
+            "kept_for_closing": integer("tokens that are kept for the closing call (`budget.closing`)", null=True),
+            "is_closed": boolean("true: the closing call was taken, so that further calls are refused"),
+        },
+    ),
+    "BurnRate": record(
+        "when the budget is empty at the rate of the newest calls of the last hour; null with fewer than three calls "
+        "or after ten minutes without a call",
+        {
+            "unit": text("the unit that is used up first", one_of=("tokens", "usd", "calls")),
+            "per_minute": {"type": ["number", "string"], "description": "mean per minute; US dollars are text"},
+            "per_call": {"type": ["number", "string"], "description": "mean per call; US dollars are text"},
+            "calls": integer("calls on which this is based"),
+            "empty_in_s": integer("seconds until the budget is empty; 0 if it is"),
+            "empty_in_calls": integer("calls for which the budget is enough"),
+            "refills_first": boolean("true: the budget refills before it is empty"),
         },
     ),
     "Place": record(
@@ -294,6 +326,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             **_SESSION_FIELDS,
             "created_at": {**_MAYBE_TIME, "description": "null if the session has no call of its own"},
             "last_call_at": {**_MAYBE_TIME, "description": "null without a call record"},
+            "burn_rate": nullable(reference("BurnRate")),
             "declared_budget": nullable(reference("Limits")),
             "parent": text("id of the parent session, if any", null=True),
             "parents": array(
@@ -310,8 +343,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     ),
     "ChangedSession": record(
-        "a session after a change; without a charged call only `id`, `budget`, `response_mode`, `active_step` and "
-        "`steps`",
+        "a session after a change; without a charged call only `id`, `budget`, `response_mode`, `active_step`, "
+        "`steps` and `last_stop`",
         {**_SESSION_FIELDS, **_STEP_FIELDS},
         optional=[name for name in _SESSION_FIELDS if name not in ("id", *_BUDGET_FIELDS)],
     ),
@@ -366,6 +399,27 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "a page of calls, newest first",
         {"calls": array(reference("Call")), "cursor": text("cursor of the next page", null=True)},
         optional=("cursor",),
+    ),
+    "UsageReport": record(
+        "usage by labels; the lines in the order of time and falling costs",
+        {
+            "from": text("begin of the first hour or day"),
+            "to": text("end of the last hour or day"),
+            "bucket": text(one_of=("hour", "day", "total")),
+            "group_by": array(text()),
+            "usage": array(reference("UsageLine")),
+            "total": reference("UsageLine"),
+        },
+    ),
+    "UsageLine": record(
+        "usage with the same values of the labels in `group_by`, which are fields as well",
+        {
+            "start": text("begin of the hour or day; absent for the whole time"),
+            **{name: text() for name in LABELS},
+            **{name: integer() for name in COUNTS},
+            "cost_usd": text("known costs, rounded to six decimals"),
+        },
+        optional=("start", *LABELS),
     ),
     "CallEvent": record(
         "the data of an event `call`: a settled call",
@@ -528,7 +582,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         },
     },
     "ForeignModel": {
-        **record("a model, with further fields of its provider", {"id": text("model name in a request")}),
+        **record(
+            "a model, with further fields of its provider",
+            {"id": text("model name in a request"), **_MODEL_FACTS},
+            optional=_MODEL_FACTS,
+        ),
         "additionalProperties": True,
     },
     "ModelList": {

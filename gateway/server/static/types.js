@@ -24,6 +24,16 @@
  * @property {number | null} remaining
  * @property {number} used_fraction
  * @property {number | null} resets_in_s
+ * @property {number | null} kept_for_closing
+ * @property {boolean} is_closed
+ */
+
+/**
+ * When a budget is empty at the rate of its newest calls.
+ * @typedef {object} BurnRate
+ * @property {number} empty_in_s
+ * @property {number} empty_in_calls
+ * @property {boolean} refills_first
  */
 
 /**
@@ -57,6 +67,7 @@
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id
+ * @property {BurnRate | null} [burn_rate] null if it is unknown
  * @property {Limits | null} [declared_budget] declared by its last call
  * @property {string | null} [parent]
  * @property {{id: string, budget: Budget | null}[]} [parents] the nearest first
@@ -64,6 +75,7 @@
  * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
  * @property {string | null} [active_step]
  * @property {Record<string, Step>} [steps] by agent of the configuration
+ * @property {string | null} [last_stop] limit of runaway protection for which calls were refused last
  * @property {Agent[]} [agents] the main agent first; empty without subagents
  */
 

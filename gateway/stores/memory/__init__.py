@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -18,6 +18,8 @@ from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.retention import DEFAULT_RETENTION, Retention
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
@@ -94,7 +96,12 @@ class MemoryStore:
     `now` returns Unix seconds, `moment` the time for holds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.time,
+        moment: Callable[[], Moment] = clock.now,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> None:
         self._now = now
         self._ledger = MemoryLedger(now, moment)
         self._keys: dict[str, StoredKey] = {}
@@ -102,7 +109,7 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         #: the same sessions in each order
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
-        self._calls = MemoryCalls()
+        self._calls = MemoryCalls(retention)
         self._agents = MemoryAgents()
         self._resets: dict[SessionKey, int] = {}
         #: what the calls of a session left for the next one: its last turn, and what its provider keeps
@@ -334,6 +341,11 @@ class MemoryStore:
         """See `Store.call_of_response`."""
         return self._calls.of_response(namespace, answer)
 
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        for record in self._calls.since(first_id_at(since)):
+            yield record
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
         if after is None:
@@ -344,6 +356,10 @@ class MemoryStore:
         shown = [(self._calls.shown(call_id), totals) for call_id, totals in entries]
         settled = [Settled(record, totals) for record, totals in shown if record is not None]
         return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `Store.usage`."""
+        return self._calls.rollups.read(query)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
@@ -382,7 +398,7 @@ class MemoryStore:
         old = [key for key, view in self._sessions.items() if view.last_call_at < before]
         for key in old:
             self._forget(key)
-        self._calls.expire(first_id_at(before))
+        self._calls.expire(before, self._now())
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)

@@ -98,11 +98,12 @@ class MemoryLedger:
             held = leased.opened.hold.amount(leased.opened.units)
             keys = [claim.key for claim in leased.opened.hold.claims]
             self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
-        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent, record.call_id))
 
     def correct(self, record: CallRecord, orphaned: CallRecord, periods: ledger.Periods) -> None:
         """Replace the charge of an orphaned call. `orphaned`: its earlier record; `periods`: when that was charged."""
-        self._keep(ledger.correct(self._accounts, record.accounts, orphaned.spent, record.spent, periods))
+        spent, ended = record.spent, record.call_id
+        self._keep(ledger.correct(self._accounts, record.accounts, orphaned.spent, spent, periods, ended))
 
     def periods(self, keys: Sequence[AccountKey]) -> ledger.Periods:
         """Return the current budget periods of accounts."""

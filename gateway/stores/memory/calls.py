@@ -9,11 +9,14 @@ from dataclasses import field
 from itertools import islice
 from typing import Final
 
+from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import Periods
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.retention import Retention
 from gateway.core.values import dataclass
 from gateway.stores.memory.lists import CallsInOrder, merged
+from gateway.stores.rollups import Rollups
 
 #: Records kept per session, and call ids kept for all sessions. Totals do not change when a record is dropped.
 CALLS_PER_SESSION: Final = 1000
@@ -31,9 +34,12 @@ class OrphanCharge:
 
 
 class MemoryCalls:
-    """The records of the calls that were settled last."""
+    """The records of the calls that were settled last, and the usage of all calls by hour and day."""
 
-    def __init__(self) -> None:
+    def __init__(self, retention: Retention) -> None:
+        self.rollups = Rollups()
+        self._retention = retention
+        self._per_session = retention.calls_per_session or CALLS_PER_SESSION
         self._by_session: dict[SessionKey, deque[CallRecord]] = {}
         #: the calls of all sessions of each namespace
         self._in_order: defaultdict[str, CallsInOrder] = defaultdict(CallsInOrder)
@@ -58,7 +64,9 @@ class MemoryCalls:
 
     def add(self, record: CallRecord) -> None:
         """Keep a record. It replaces an earlier record of the same call."""
-        is_new = record.call_id not in self._by_id
+        known = self._by_id.get(record.call_id)
+        is_new = known is None
+        self.rollups.add(record, known)
         self._deleted.discard(record.call_id)
         self._by_id[record.call_id] = record
         if len(self._by_id) > CALLS_IN_ALL:
@@ -68,14 +76,14 @@ class MemoryCalls:
         if record.answer is not None:
             key = record.session.namespace, record.answer
             self._by_response[key] = max(record.call_id, self._by_response.get(key, ""))
-        calls = self._by_session.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
+        calls = self._by_session.setdefault(record.session, deque(maxlen=self._per_session))
         in_order = self._in_order[record.session.namespace]
-        if is_new and len(calls) == CALLS_PER_SESSION:
+        if is_new and len(calls) == self._per_session:
             in_order.forget([calls[0].call_id])
         in_order.add(record)
         if not is_new:
             calls = self._by_session[record.session] = deque(
-                (call for call in calls if call.call_id != record.call_id), CALLS_PER_SESSION
+                (call for call in calls if call.call_id != record.call_id), self._per_session
             )
         calls.append(record)
 
@@ -100,6 +108,11 @@ class MemoryCalls:
         """Return the newest records, see `Calls.newest_calls`."""
         lists = [one for name, one in self._in_order.items() if namespace in (None, name)]
         return list(islice(merged(lists), limit))
+
+    def since(self, first_id: str) -> list[CallRecord]:
+        """Return the records whose ids do not sort before this one, oldest first."""
+        found = [one for name, one in self._by_id.items() if name >= first_id and name not in self._deleted]
+        return sorted(found, key=lambda record: record.call_id)
 
     def of_session(self, session: SessionKey, limit: int, before: str | None) -> list[CallRecord]:
         """Return the newest records of a session, see `Calls.calls`."""
@@ -141,15 +154,17 @@ class MemoryCalls:
         listed = self._by_session.pop(session, ())
         self._in_order[session.namespace].forget(call.call_id for call in listed)
         # Only a full list may be incomplete. Searching the calls of all sessions each time takes too long.
-        is_all = len(listed) < CALLS_PER_SESSION
+        is_all = len(listed) < self._per_session
         return [*listed] if is_all else [call for call in self._by_id.values() if call.session == session]
 
-    def expire(self, oldest_kept: str) -> None:
-        """Drop the calls whose ids sort before this one."""
+    def expire(self, sessions_before: float, now: float) -> None:
+        """Drop old calls and old usage. `sessions_before`: the Unix time before which sessions are dropped."""
+        oldest_kept = first_id_at(self._retention.calls_before(sessions_before, now))
+        self.rollups.expire(self._retention, now)
         for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:
             self._drop(call_id)
         for key, calls in list(self._by_session.items()):
-            kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=CALLS_PER_SESSION)
+            kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=self._per_session)
             self._in_order[key.namespace].forget(call.call_id for call in calls if call.call_id < oldest_kept)
             if kept:
                 self._by_session[key] = kept

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,8 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
+from gateway.core.retention import DEFAULT_RETENTION, Retention
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     CallEnd,
@@ -53,9 +55,6 @@ from gateway.stores.redis.state_updates import TRIES, StateUpdates, pause
 from gateway.stores.redis.values import StoredState
 from gateway.stores.redis.write_combiner import WriteCombiner
 
-#: Seconds that keys live longer than their data is kept, or up to an hour less, see `live` in prelude.lua. So the
-#: hourly `expire` comes first.
-_GRACE_S: Final = 10_800.0
 #: fields of a session: its last turn, and content that its provider stores
 _LAST_TURN: Final = ("last_key", "residual", "frames", "kept")
 
@@ -66,7 +65,7 @@ class RedisStore:
     Args:
         url: see `gateway.core.redis_url`.
         timeout_s: deadline of a request, from the moment it is sent.
-        ttl_s: seconds for which sessions are kept. The server drops them by itself if no gateway runs any more.
+        retention: how long data is kept. The server drops it by itself if no gateway runs any more.
         prefix: of all keys, so that several gateways can share a server.
         connections: most connections to each server. Each carries many requests at once.
         now: returns Unix seconds, for the age of sessions.
@@ -82,7 +81,7 @@ class RedisStore:
         url: str,
         *,
         timeout_s: float = 0.25,
-        ttl_s: float = 30 * 86_400,
+        retention: Retention = DEFAULT_RETENTION,
         prefix: str = "gateway:",
         connections: int = 4,
         now: Callable[[], float] = time.time,
@@ -101,10 +100,10 @@ class RedisStore:
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
         self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
-        self._scripts = LedgerScripts(self._keys, scripts, ttl_s + _GRACE_S, now)
+        self._scripts = LedgerScripts(self._keys, scripts, now, retention)
         ledger = PerSlotLedger if is_cluster else PerServerLedger
         self._ledger: LedgerOperations = ledger(self._link, self._scripts, moment)
-        self._lists = Lists(self._link, self._scripts, self._unread_sessions)
+        self._lists = Lists(self._link, self._scripts, self._unread_sessions, self._ledger.usage_tags)
         self._updates = StateUpdates(self._link, self._scripts, self._ledger)
         self._lessons = WriteCombiner[str, Mapping[str, Lesson]](self._teach)
 
@@ -347,9 +346,17 @@ class RedisStore:
         """See `Store.call_of_response`."""
         return await self._lists.answered(namespace, answer)
 
+    def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        return self._lists.each_call(since)
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
         return await self._lists.latest(after, limit)
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `Store.usage`."""
+        return await self._lists.usage(query)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

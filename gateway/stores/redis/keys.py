@@ -13,10 +13,13 @@ from urllib.parse import quote, unquote
 
 from gateway.core.ledger.arithmetic import AccountKey
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.rollup import Period
 from gateway.core.stored import Sort
 
 #: parts of the list of open holds in a cluster, so that not all are on one server
 SHARDS: Final = 16
+#: parts of the usage by hour and day in a cluster; one server has only the first
+USAGE_SHARDS: Final = 4
 #: calls or sessions listed under one request id, response id or handle
 NAMESAKES: Final = 32
 #: key names to cache
@@ -34,6 +37,11 @@ def tag_of_account(key: AccountKey) -> str:
     if key.kind in ("session", "agent"):
         return tag_of(key.namespace, key.session_id)
     return quote(key.namespace, safe="")
+
+
+def usage_tag(call_id: str | None = None) -> str:
+    """Return the hash tag of the part of the usage to which a call is added; None: of the only part of one server."""
+    return f"usage{zlib.crc32(call_id.encode()) % USAGE_SHARDS if call_id is not None else 0}"
 
 
 def tag_of_call(call_id: str) -> str:
@@ -157,6 +165,10 @@ class Keys:
     def shard_of(self, hold_id: str) -> tuple[str, str]:
         """Return the keys of the part of the list that a hold is in."""
         return self.shard(zlib.crc32(hold_id.encode()) % SHARDS)
+
+    def usage(self, tag: str, period: Period, number: int) -> str:
+        """Return the key of a part of the usage of an hour or day, see `count_usage` in prelude.lua."""
+        return self.under(tag, f"{period}:{number}")
 
     def place(self, call_id: str) -> str:
         """Return the key that leads from a call id to the tag of its record."""

@@ -8,12 +8,13 @@ ones from the list.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.stored import MOST_SEARCHED, SORTS, LatestCalls, Page, SessionView, Settled, Sort
 from gateway.core.tools import ToolUse
 from gateway.stores.cursor import Cursor, Names
@@ -23,12 +24,15 @@ from gateway.stores.redis.keys import NAMESAKES, member_of, session_of, session_
 from gateway.stores.redis.link import Link, call_each, undamaged
 from gateway.stores.redis.per_server import LedgerScripts, home_of
 from gateway.stores.redis.scripts import Command
+from gateway.stores.rollups import is_of_key
 from gateway.stores.sums import SUMS
 
 #: sessions or calls to read in one round trip
 _CHUNK: Final = 200
 #: names to read in one round trip of a search by a part of a name
 _SEARCH: Final = 1_000
+#: hours or days of usage to read in one round trip
+_PERIODS: Final = 50
 #: least number of call ids to read at once
 _LEAST_PAGE: Final = 100
 #: records of one session to read at once in a search for the newest calls of all sessions
@@ -38,7 +42,8 @@ _RECORDS: Final = 20
 _BEGIN: Final = b""
 #: first digits of a call id, which are its time
 _TIME_DIGITS: Final = 12
-#: the field of a session with its cost
+#: the fields of a session with its tokens and its cost
+_TOKENS: Final = values.TOTALS[SUMS.index("total_tokens") :][:1]
 _COST: Final = values.TOTALS[SUMS.index("cost_pico_usd") :][:1]
 _NO_TOOLS: Final = ToolUse()
 
@@ -54,13 +59,18 @@ class SessionList(NamedTuple):
 class Lists:
     """Reads lists of sessions and calls, and deletes from them; see the module."""
 
-    def __init__(self, link: Link, scripts: LedgerScripts, unread: UnreadSessions) -> None:
+    def __init__(  # made in one place
+        self, link: Link, scripts: LedgerScripts, unread: UnreadSessions, usage_tags: Sequence[str]
+    ) -> None:
         self._link = link
         self._keys = scripts.keys
         self._script = scripts.call
         self._ttl_ms = scripts.ttl_ms
         self._unread = UnreadRecords()
         self._unread_sessions = unread
+        self._usage_tags = usage_tags
+        self._retention = scripts.retention
+        self._now = scripts.now
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
@@ -175,16 +185,18 @@ class Lists:
             if not newest:
                 break
             [rows] = await self._link.call(("HMGET", records, *newest))
-            found += [one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row)) is not None]
+            found += [
+                one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row, session)) is not None
+            ]
             left -= len([row for row in rows if row is not None])
             if len(newest) < wanted:
                 break
             before = newest[-1].decode()
         return found[:limit]
 
-    def _read(self, call_id: bytes, value: bytes | None) -> CallRecord | None:
-        """Decode a record; return None if it is deleted or cannot be read."""
-        return self._unread.read(call_id.decode(), value) if value is not None else None
+    def _read(self, call_id: bytes, value: bytes | None, key: SessionKey | None) -> CallRecord | None:
+        """Decode a record of a session; return None if it is deleted or cannot be read."""
+        return self._unread.read(call_id.decode(), value, key) if value is not None else None
 
     async def newest(self, namespace: str | None, limit: int) -> list[CallRecord]:
         """See `Store.newest_calls`."""
@@ -211,7 +223,7 @@ class Lists:
                 row = undamaged(reply)
                 if row is None:
                     deleted.append(member)
-                elif (record := self._unread.read(call_id, row)) is not None:
+                elif (record := self._unread.read(call_id, row, session_of(tag))) is not None:
                     records.append(record)
         await self._remove(name, deleted)
         return records
@@ -269,6 +281,34 @@ class Lists:
         candidates = [(name, tag.decode())] if tag is not None else []
         return await self._first(namespace, [*candidates, *_places(places)])
 
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`. The list of the oldest calls has the tags of all sessions."""
+        cursor, first = 0, first_id_at(since)
+        while True:
+            [(next_cursor, found)] = await self._link.call(("ZSCAN", self._keys.oldest, cursor, "COUNT", _CHUNK))
+            for tag in found[::2]:
+                async for record in self._calls_under(tag.decode(), first):
+                    yield record
+            cursor = int(next_cursor)
+            if not cursor:
+                return
+
+    async def _calls_under(self, tag: str, first: str) -> AsyncIterator[CallRecord]:
+        """Yield the records under a tag with ids from `first` on, oldest first. Damaged ones are left out."""
+        ids, records, _ = self._keys.calls(tag)
+        begin = f"[{first}"
+        while True:
+            some, rows = list[bytes](), list[bytes | None]()
+            with self._unread_sessions.skip_damaged(tag):
+                [some] = await self._link.call(("ZRANGEBYLEX", ids, begin, "+", "LIMIT", 0, _LEAST_PAGE))
+                [rows] = await self._link.call(("HMGET", records, *some)) if some else ([],)
+            for at, row in zip(some, rows, strict=False):
+                if (record := self._read(at, row, session_of(tag))) is not None:
+                    yield record
+            if len(some) < _LEAST_PAGE or not rows:
+                return
+            begin = f"({some[-1].decode()}"
+
     async def answered(self, namespace: str, answer: str) -> CallRecord | None:
         """See `Store.call_of_response`."""
         [places] = await self._link.call(("ZREVRANGE", self._keys.answered(namespace, answer), 0, NAMESAKES - 1))
@@ -283,7 +323,7 @@ class Lists:
             with self._unread_sessions.skip_damaged(tag):
                 [row] = await self._link.call(("HGET", self._keys.calls(tag)[1], call_id))
                 if row is not None:
-                    return self._unread.read(call_id, row)
+                    return self._unread.read(call_id, row, session)
         return None
 
     async def latest(self, after: int | None, limit: int) -> LatestCalls:
@@ -296,10 +336,20 @@ class Lists:
         for (call_id, tag, totals), reply in zip(noted, await call_each(self._link, places), strict=True):
             with self._unread_sessions.skip_damaged(tag):
                 row = undamaged(reply)
-                record = self._unread.read(call_id, row) if row is not None else None
+                record = self._unread.read(call_id, row, session_of(tag)) if row is not None else None
                 if record is not None:
                     settled.append(Settled(record, None if session_of(tag) is None else totals))
         return LatestCalls(settled, cursor, missed)
+
+    async def usage(self, query: UsageQuery) -> list[UsageRow]:
+        """See `Store.usage`."""
+        rows, numbers = list[UsageRow](), range(query.first, query.last + 1)
+        for begin in range(0, len(numbers), _PERIODS):
+            asked = [(number, tag) for number in numbers[begin : begin + _PERIODS] for tag in self._usage_tags]
+            commands = [("HGETALL", self._keys.usage(tag, query.period, number)) for number, tag in asked]
+            for (number, _), reply in zip(asked, await call_each(self._link, commands), strict=True):
+                rows += [row for row in values.usage_rows(number, undamaged(reply)) if is_of_key(row.labels, query.key)]
+        return rows
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
@@ -329,14 +379,24 @@ class Lists:
         return bool(found)
 
     async def _leave_lists(self, session: SessionKey) -> None:
+        """Remove a deleted session from the lists. If a call was settled meanwhile, the session is listed again."""
+        member = member_of(session)
         for scope in (None, session.namespace):
             for sort in SORTS:
-                await self._remove(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
+                await self._remove(self._keys.sorted_list(scope, sort), [member.encode()])
+        name = self._keys.session(tag_of(session.namespace, session.id))
+        [scores] = await self._link.call(("HMGET", name, "last", *_TOKENS, *_COST))
+        if scores[0] is None:
+            return
+        for scope in (None, session.namespace):
+            for sort, score in zip(SORTS, scores, strict=True):
+                # A call that is settled now writes a newer score.
+                await self._link.call(("ZADD", self._keys.sorted_list(scope, sort), "NX", score or 0, member))
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
         deleted = await self._expire_sessions(before)
-        await self._expire_calls(before)
+        await self._expire_calls(self._retention.calls_before(before, self._now()))
         await self._expire_alone(before)
         names = (self._keys.lessons, self._keys.lesson_times)
         command = self._script("unlearn", names, {"before": before, "limit": _CHUNK})

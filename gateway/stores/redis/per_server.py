@@ -9,20 +9,25 @@ from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Refused
 from gateway.core.record import CallRecord
+from gateway.core.retention import Retention
 from gateway.core.stored import MOST_LATEST, SORTS, CallEnd, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
+from gateway.stores.packed import pack
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
-from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call
+from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call, usage_tag
 from gateway.stores.redis.link import Link, call_each, undamaged
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import StateUpdate, StoredState
 
 #: Records kept per session. Totals do not change when a record is dropped.
 CALLS_PER_SESSION: Final = 1000
+#: Seconds that keys live longer than their data is kept, or up to an hour less, see `live` in prelude.lua. So the
+#: hourly `expire` comes first.
+_GRACE_S: Final = 10_800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,13 @@ class LedgerOperations(Protocol):
     `settle` with an `update` changes the session's state in the same step. If the state has changed meanwhile, it
     writes nothing and returns the newer state. `claims`: accounts to read after the settlement.
 
+    `usage_tags` are the hash tags of the parts of the usage.
+
     `ask_balances` returns the commands that read balances, to be sent together with others. `balances` decodes their
     replies.
     """
+
+    usage_tags: Sequence[str]
 
     async def settle(  # noqa: D102
         self, record: CallRecord, update: StateUpdate | None, claims: Sequence[Claim]
@@ -70,12 +79,14 @@ def settlement(record: CallRecord, reply: Sequence[Any], balances: tuple[Balance
 class LedgerScripts:
     """Keys, scripts, and their common arguments, for both kinds of ledger."""
 
-    def __init__(self, keys: Keys, scripts: Scripts, ttl_s: float, now: Callable[[], float]) -> None:
+    def __init__(self, keys: Keys, scripts: Scripts, now: Callable[[], float], retention: Retention) -> None:
         self.keys = keys
         self.call = scripts.call
-        self.ttl_ms = int(ttl_s * 1000)
-        self.ttl_s = ttl_s
+        self.ttl_s = retention.sessions_s + _GRACE_S
+        self.ttl_ms = int(self.ttl_s * 1000)
         self.now = now
+        self.retention = retention
+        self._calls_per_session = retention.calls_per_session or CALLS_PER_SESSION
 
     def basic(self) -> dict[str, Any]:
         """Return the arguments of all scripts that write: time to live (ms), and Unix seconds for `expire`."""
@@ -101,7 +112,7 @@ class LedgerScripts:
             "spent": values.spent(record),
             "accounts": accounts,
             "sums": values.sums(record),
-            "keep": CALLS_PER_SESSION,
+            "keep": self._calls_per_session,
             "oldest": first_id_at(self.now() - self.ttl_s),
             "derived": int(record.derived_session),
             "started": repr(float(record.started_at)),
@@ -112,11 +123,15 @@ class LedgerScripts:
             **values.agent(record),
         }
 
+    def usage(self, record: CallRecord, tag: str) -> dict[str, Any]:
+        """Return the argument that adds a call to a part of the usage."""
+        return {"usage": values.usage(record, tag, self.keys, self.retention)}
+
     def settle(
         self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, update: StateUpdate | None
     ) -> Command:
         """Return the command that settles a call and updates its session's state."""
-        more = [values.encode_json(record)]
+        more = [pack(record)]
         if update is not None:
             arguments |= values.compared(update.version)
             more += [update.value] if update.value is not None else []
@@ -171,6 +186,8 @@ class LedgerScripts:
 class PerServerLedger:
     """A ledger whose keys are all on one server."""
 
+    usage_tags: Sequence[str] = (usage_tag(),)
+
     def __init__(self, link: Link, scripts: LedgerScripts, monotonic: Callable[[], float]) -> None:
         self._link = link
         self._scripts = scripts
@@ -184,7 +201,7 @@ class PerServerLedger:
         """See `Store.settle_and_read`."""
         scripts, tag = self._scripts, home_of(record)
         arguments = scripts.settle_arguments(record, values.accounts_of(record.accounts, self._keys))
-        arguments["index"] = scripts.index(record)
+        arguments |= {"index": scripts.index(record), **scripts.usage(record, usage_tag())}
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
         commands = [scripts.settle(keys, arguments, record, update), *self.ask_balances(claims)]
         # The call is settled even if an account cannot be read after it.

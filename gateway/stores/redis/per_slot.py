@@ -4,8 +4,8 @@
   be. The others follow in the order of the claims. If one is refused, the parts taken so far are given back.
 - A hold is listed before it is taken, and is never taken after its lease has ended. If this process ends in between,
   the hold becomes overdue like any other.
-- A settlement charges accounts on other servers first and the session last, each once. A repeated settlement continues
-  where the last one stopped.
+- A settlement charges accounts on other servers first, adds the usage, and charges the session last, each once. A
+  repeated settlement continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Hold, Refused, refused
 from gateway.core.record import CallRecord
@@ -25,7 +27,7 @@ from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
-from gateway.stores.redis.keys import NAMESAKES, SHARDS, tag_of_account
+from gateway.stores.redis.keys import NAMESAKES, SHARDS, USAGE_SHARDS, tag_of_account, usage_tag
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.per_server import LedgerOperations, LedgerScripts, Settlement, home_of, settlement
 from gateway.stores.redis.scripts import Command
@@ -49,6 +51,8 @@ class _Part:
 
 class PerSlotLedger:
     """A ledger whose keys are on several servers of a cluster. The first lines of the module explain the order."""
+
+    usage_tags: Sequence[str] = tuple([f"usage{number}" for number in range(USAGE_SHARDS)])
 
     def __init__(self, link: Link, scripts: LedgerScripts, monotonic: Callable[[], float]) -> None:
         self._link = link
@@ -123,7 +127,8 @@ class PerSlotLedger:
 
     async def _undo(self, parts: Sequence[_Part], hold_id: str) -> None:
         for part in reversed(parts):
-            await self._link.call(self._scripts.call("lessen", (part.hold,), self._scripts.basic() | {"undo": True}))
+            arguments = self._scripts.basic() | {"undo": hold_id}
+            await self._link.call(self._scripts.call("lessen", (part.hold,), arguments))
         await self._forget(hold_id)
 
     async def _equalize(self, parts: Sequence[_Part], claims: Sequence[Claim]) -> Granted:
@@ -198,8 +203,20 @@ class PerSlotLedger:
             opened = values.opened(row)
             if opened is not None:
                 return [opened]
-            await self._forget(hold_id)  # never taken, or settled by a worker that ended before it removed the entry
+            # It was never taken, or was settled by a worker that ended before it removed the entry.
+            await self._list_settled(hold_id, home)
+            await self._forget(hold_id)
         return []
+
+    async def _list_settled(self, call_id: str, home: str) -> None:
+        """List a call if it is settled, because its worker may have ended before it did so."""
+        row, (last, *sums) = await self._link.call(
+            ("HGET", self._keys.calls(home)[1], call_id),
+            ("HMGET", self._keys.session(home), "last", *values.TOTALS),
+        )
+        if row is not None:
+            record = msgspec.json.decode(row, type=CallRecord)
+            await self._link.call(*self._index_commands(record, home, (1, sums, last, None)))
 
     async def _find_home(self, hold_id: str) -> str | None:
         [tag] = await self._link.call(("HGET", self._keys.shard_of(hold_id)[1], hold_id))
@@ -251,7 +268,11 @@ class PerSlotLedger:
         for key in record.accounts:
             accounts.setdefault(tag_of_account(key), []).append(key)
         at_home = accounts.pop(home, [])
-        await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
+        tag = usage_tag(record.call_id)
+        await asyncio.gather(
+            self._settle_part(tag, (), record, self._scripts.usage(record, tag)),
+            *(self._settle_part(tag, keys, record) for tag, keys in accounts.items()),
+        )
         arguments = self._scripts.settle_arguments(record, values.accounts_of(at_home, self._keys))
         if held is None:
             arguments["others"] = _joined(accounts)
@@ -266,12 +287,16 @@ class PerSlotLedger:
             return self.balances(claims, await self._link.call(*self.ask_balances(claims)))
         return None
 
-    async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
+    async def _settle_part(
+        self, tag: str, accounts: Sequence[AccountKey], record: CallRecord, usage: Mapping[str, Any] | None = None
+    ) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
         arguments = self._scripts.basic() | {
+            "id": record.call_id,
             "lost": record.outcome if record.is_provisional else False,
             "spent": values.spent(record),
             "accounts": values.accounts_of(accounts, self._keys),
+            **(usage or {}),
         }
         await self._link.call(self._scripts.call("settle_part", names, arguments))
 

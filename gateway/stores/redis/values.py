@@ -28,6 +28,8 @@ from gateway.core.ledger.arithmetic import (
 )
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
+from gateway.core.retention import Retention
+from gateway.core.rollup import COUNTS, PERIOD_S, UsageRow, number_of, row_names
 from gateway.core.session import MAX_KEPT
 from gateway.core.stored import OpenHold, SessionView
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
@@ -35,6 +37,7 @@ from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores import holds
 from gateway.stores.redis.keys import Keys
+from gateway.stores.rollups import added_by
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
@@ -99,7 +102,9 @@ def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
     for claim in claims:
         window = claim.configured.window_s
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        encoded.append((keys.account(claim.key), claim.key.kind, _NONE if window is None else micro(window), *limits))
+        closing = (claim.closing_share, claim.is_closing) if claim.closing_share else ()
+        window_us = _NONE if window is None else micro(window)
+        encoded.append((keys.account(claim.key), claim.key.kind, window_us, *limits, *closing))
     return _pack((_amount(hold.fixed), _amount(hold.unit), encoded))
 
 
@@ -118,6 +123,30 @@ def sums(record: CallRecord) -> list[str]:
     return list(map(str, sums_of(record.charge, record.saved_tokens)))
 
 
+def usage(record: CallRecord, tag: str, keys: Keys, retention: Retention) -> dict[str, Any]:
+    """Return the argument about the usage to which a call is added, see `count_usage` in prelude.lua.
+
+    `tag`: of the part of the usage. Counts are text, like those of `sums`.
+    """
+    periods = []
+    for period in ("day", "hour"):
+        number = number_of(period, record.started_at)
+        ends_at = (number + 1) * PERIOD_S[period] + retention.usage_s[period]
+        periods.append((keys.usage(tag, period, number), int(ends_at * 1000)))
+    return {"periods": periods, "rows": row_names(record), "counts": list(map(str, added_by(record)))}
+
+
+def usage_rows(number: int, reply: Sequence[bytes]) -> list[UsageRow]:
+    """Decode the usage of an hour or day: names and values of the fields in turn."""
+    values = dict(zip(reply[::2], reply[1::2], strict=True))
+    places = range(1, len(COUNTS) + 1)
+    return [
+        UsageRow(number, name.decode(), [max(0, int(values.get(b"%b:%d" % (row, place), 0))) for place in places])
+        for name, row in values.items()
+        if name.startswith(b"{")
+    ]
+
+
 def last_turn(record: CallRecord) -> dict[str, str]:
     """Return the session's fields about the call's token estimate."""
     last = record.last_turn
@@ -134,27 +163,28 @@ def kept_by_provider(record: CallRecord) -> dict[str, str | int]:
     return {"kept": kept, "most_kept": MAX_KEPT} if kept else {}
 
 
-def account(row: Sequence[int]) -> Account:
+def account(row: Sequence[Any]) -> Account:
     """Decode an account as `view` in prelude.lua returns it."""
     opened = None if row[6] == _NONE else _moment(row[6])
     decided: dict[Dimension, int | None] = {}
     for name, limit in zip(DIMENSIONS, row[7:10], strict=True):
         if limit >= _NONE:  # a smaller number means that no limit was set
             decided[name] = None if limit == _NONE else limit
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided)
+    closing = row[12].decode()
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided, row[11], closing)
 
 
 def _moment(micros: int) -> Moment:
     return Moment(micros / _MICRO, micros / _MICRO)
 
 
-def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[int]]) -> tuple[Balance, ...]:
+def balances(claims: Sequence[Claim], now: int, rows: Sequence[Sequence[Any]]) -> tuple[Balance, ...]:
     """Return the balances of accounts at the time of the server's clock."""
     moment = _moment(now)
     return tuple(_balance_of(row, claim, moment) for claim, row in zip(claims, rows, strict=True))
 
 
-def _balance_of(row: Sequence[int], claim: Claim, moment: Moment) -> Balance:
+def _balance_of(row: Sequence[Any], claim: Claim, moment: Moment) -> Balance:
     balance = ledger.balance_of(account(row), claim, moment)
     return replace(balance, is_absent=row[10] > 0, is_orphaned=row[10] > 1) if row[10] else balance
 

@@ -18,17 +18,19 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
-
 from gateway.core.agent_use import AgentUse
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.retention import DEFAULT_RETENTION, Retention
+from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_SEARCHED,
@@ -48,7 +50,8 @@ from gateway.stores import clock
 from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
-from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows
+from gateway.stores.packed import pack
+from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows, usage
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
@@ -67,8 +70,6 @@ _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
 _DELETE_COMMITS: Final = 25
 #: Errors that a retry does not fix, by the lower byte of the code. The upper bytes only say where it happened.
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: deletions of old rows that an index finds
-_OLD_ROWS: Final = (deletion.delete_old_calls, deletion.delete_old_gone, deletion.delete_old_lessons)
 
 
 class SqliteStore:
@@ -84,8 +85,10 @@ class SqliteStore:
         timeout_s: float = 0.25,
         now: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = clock.now,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self._path = path
+        self._retention = retention
         self._now = now
         self._moment = moment
         self._loop = asyncio.get_running_loop()
@@ -110,7 +113,7 @@ class SqliteStore:
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
-            encoded = msgspec.json.encode(record) if ending is None else None
+            encoded = pack(record) if ending is None else None
 
             def write(db: sqlite3.Connection) -> Totals:
                 key, ended, update = record.session, record, None
@@ -118,7 +121,7 @@ class SqliteStore:
                     row = kept.read(db, key)
                     steps, ended = ending(row.steps)
                     update = kept.RowUpdate(row, steps)
-                totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
+                totals, is_written = rows.add(db, ended, encoded or pack(ended))
                 # A call that was settled before changes nothing.
                 if is_written and key is not None:
                     kept.add(db, key, update, ended.counted_tools, self._now())
@@ -295,9 +298,21 @@ class SqliteStore:
         """See `Store.call_of_response`."""
         return self._in_loop(lambda db: rows.answered(db, namespace, answer, self._unread_records))
 
+    async def each_call(self, since: float) -> AsyncIterator[CallRecord]:
+        """See `Store.each_call`."""
+        after: str | None = first_id_at(since)
+        while after is not None:
+            records, after = await self._in_thread(partial(rows.some_calls, after=after, unread=self._unread_records))
+            for record in records:
+                yield record
+
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
         return await self._in_thread(lambda db: latest.read(db, after, limit, self._unread_records))
+
+    async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
+        """See `Store.usage`."""
+        return await self._in_thread(lambda db: usage.read(db, query))
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
@@ -320,10 +335,28 @@ class SqliteStore:
         for table in deletion.ALONE:
             async for keys in self._sessions_of_old_rows(table, before):
                 await self._delete_alone(table, keys, before)
-        for delete in _OLD_ROWS:
-            while await self._in_thread(lambda db, delete=delete: delete(db, before)):  # type: ignore[misc]
+        await self._delete_oldest_calls()
+        calls_before = self._retention.calls_before(before, self._now())
+        old_rows: tuple[Callable[[sqlite3.Connection], int], ...] = (
+            lambda db: deletion.delete_old_calls(db, calls_before),
+            lambda db: deletion.delete_old_gone(db, before),
+            lambda db: deletion.delete_old_lessons(db, before),
+            lambda db: usage.delete_old(db, self._retention, self._now()),
+        )
+        for delete in old_rows:
+            while await self._in_thread(delete):
                 await self._let_others_write()
         return deleted
+
+    async def _delete_oldest_calls(self) -> None:
+        """Delete the oldest calls of sessions with more than are kept."""
+        most = self._retention.calls_per_session
+        if most is None:
+            return
+        async for keys in self._sessions_of_old_rows(deletion.LONG_SESSIONS, most):
+            for key in keys:
+                while await self._in_thread(lambda db, key=key: deletion.delete_oldest_calls(db, key, most)):  # type: ignore[misc]
+                    await self._let_others_write()
 
     async def _sessions_of_old_rows(
         self, table: deletion.CleanupTable, before: float

@@ -35,11 +35,11 @@ from gateway.stores.sqlite.schema import hold_key
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
 #: columns that `account` decodes
-COLUMNS: Final = (*_USED, *_HELD, "opened_wall", "opened_mono", "opened_boot", "decided", "epoch")
+COLUMNS: Final = (*_USED, *_HELD, "opened_wall", "opened_mono", "opened_boot", "decided", "epoch", "closing")
 _ACCOUNT: Final = f"SELECT {', '.join(COLUMNS)} FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"  # noqa: S608  # constants
 _KEEP_ACCOUNT: Final = (
     f"INSERT INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in COLUMNS)
     # A call that ended earlier may be settled later, out of a journal. It must not make the account older.
     + "changed_at = max(changed_at, excluded.changed_at)"
@@ -55,6 +55,11 @@ _SETTLE: Final = (
     # damage.
     + "WHERE "
     + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))
+)
+#: `ledger.with_call_ended` for a call that cost nothing
+_REOPEN: Final = (
+    "UPDATE accounts SET closing = NULL "
+    "WHERE kind = ?1 AND namespace = ?2 AND id = ?3 AND substr(closing, 1, length(?4) + 1) = ?4 || ' '"
 )
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE key = ? AND id = ?"
 #: the units of an open hold, and 1 if its call is settled already
@@ -91,7 +96,7 @@ _Opened = tuple[float, float, str]
 
 #: `ledger.with_new_period`, or with `_FORGET` in it `ledger.after_deletion`
 _CLEAR: Final = (
-    "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
+    "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1, closing = NULL{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"
 )
 #: the condition for the accounts of a session's agents, see `AccountKey`
@@ -224,13 +229,16 @@ def settle(db: sqlite3.Connection, record: CallRecord, held: HeldAccounts | None
             charged = spent if key in record.accounts else NOTHING
             if not db.execute(_SETTLE, (*key, *charged, ended, *(back if key in holding else NOTHING))).rowcount:
                 raise damaged(db, key)
+            if spent == NOTHING and key in holding:
+                db.execute(_REOPEN, (*key, record.call_id))
 
 
 def correct(db: sqlite3.Connection, record: CallRecord, orphaned: CallRecord, charged: ledger.Periods) -> None:
     """Replace the charge of an orphaned call. `orphaned`: its earlier record; `charged`: the budget periods of that."""
     accounts = _accounts(db, record.accounts)
     ended = record.started_at + record.duration_s
-    _keep(db, ledger.correct(accounts, record.accounts, orphaned.spent, record.spent, charged), ended)
+    changes = ledger.correct(accounts, record.accounts, orphaned.spent, record.spent, charged, record.call_id)
+    _keep(db, changes, ended)
 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
@@ -291,11 +299,12 @@ def account(db: sqlite3.Connection, key: AccountKey, row: Sequence[Any]) -> Acco
 
 
 def _account(row: Sequence[Any]) -> Account:
-    wall, decided, period = row[6], *row[9:]
+    wall, decided, period, closing = row[6], *row[9:]
     if {*map(type, row[:6]), type(period)} != {int}:
         raise TypeError(row)
     opened = Moment(*msgspec.convert(row[6:9], _Opened)) if wall is not None else None
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, period)
+    overrides = _DECIDED.decode(decided) if decided else {}
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, overrides, period, closing or "")
 
 
 def damaged(db: sqlite3.Connection, key: AccountKey) -> StoreDamaged:
@@ -309,7 +318,8 @@ def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: fl
         opened = account.opened
         decided = msgspec.json.encode(account.overrides) if account.overrides else None
         times = (opened.wall, opened.mono, opened.boot) if opened is not None else (None, None, None)
-        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.period, now))
+        kept = (*account.used, *account.held, *times, decided, account.period, account.closing or None)
+        db.execute(_KEEP_ACCOUNT, (*key, *kept, now))
 
 
 def _opened(row: Sequence[Any]) -> OpenHold:

@@ -51,6 +51,7 @@ _SOME_CALLS: Final = (
     "(SELECT number FROM calls WHERE namespace = ? AND session_id = ? ORDER BY call_id LIMIT ?)"
 )
 _DELETE_CALLS: Final = f"DELETE {_SOME_CALLS}"
+_COUNT_CALLS: Final = "SELECT count(*) FROM calls WHERE namespace = ? AND session_id = ?"
 #: Remembers the calls of a deleted session. Its client key and its parents stay charged for them. If such a call is
 #: settled again (out of a journal, or because it was orphaned), they must not be charged twice.
 _NOTE_CALLS: Final = (
@@ -75,8 +76,6 @@ _READ_CALLS: Final = (
     "max(EXISTS (SELECT 1 FROM calls AS at WHERE at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_of_session WHERE at.namespace IS some.namespace "
     "AND at.session_id IS some.session_id AND at.call_id = some.call_id)), "
-    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_namespace WHERE at.namespace = some.namespace "
-    "AND at.call_id = some.call_id)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_request WHERE at.request_id = some.request_id "
     "AND at.number = some.number)), "
     "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_answer WHERE at.namespace = some.namespace "
@@ -164,6 +163,13 @@ ALONE: Final = (
 )
 
 
+#: sessions with more calls than `:before`, which is a number here
+LONG_SESSIONS: Final = CleanupTable(
+    "sessions",
+    "(SELECT count(*) FROM calls WHERE calls.namespace = sessions.namespace AND session_id = sessions.id) > :before",
+)
+
+
 class OldRows(NamedTuple):
     """The sessions that a search has found, and the position to continue from; None if there are no more rows."""
 
@@ -229,6 +235,21 @@ def _delete_within(
             connection.execute(_DELETE_AGENT_ACCOUNTS, (*accounts.of_agents(*key), before))
         deleted += connection.execute(_DELETE_SESSION, key).rowcount
     return deleted, ()
+
+
+def delete_oldest_calls(connection: sqlite3.Connection, key: Key, most: int) -> int:
+    """Delete some of the oldest calls of a session that has more than `most`, and return their number."""
+    too_many = connection.execute(_COUNT_CALLS, key).fetchone()[0] - most
+    if too_many <= 0:
+        return 0
+    some = (*key, min(too_many, _CHUNK))
+    connection.execute(_READ_CALLS_OF, some).fetchone()
+
+    def delete(db: sqlite3.Connection) -> int:
+        db.execute(_NOTE_CALLS, some)
+        return db.execute(_DELETE_CALLS, some).rowcount
+
+    return transact(connection, delete)
 
 
 def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:

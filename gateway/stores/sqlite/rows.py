@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import EMPTY, Claim, Moment, Periods
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
@@ -19,7 +21,8 @@ from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords
-from gateway.stores.sqlite import accounts, agents, kept
+from gateway.stores.packed import unpack
+from gateway.stores.sqlite import accounts, agents, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
@@ -94,17 +97,30 @@ _RESET: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = 0' for name in SUMS)}, resets = resets + 1 "  # noqa: S608  # constants
     "WHERE namespace = ? AND id = ?"
 )
-_RECORDS: Final = msgspec.json.Decoder(CallRecord)
+#: columns that `read_record` decodes
+_CALL: Final = "call_id, record, namespace, session_id"
 _PERIODS: Final = msgspec.json.Decoder(tuple[int, ...])
 _ANSWERED: Final = (
-    "SELECT call_id, record FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "
+    f"SELECT {_CALL} FROM calls INDEXED BY calls_by_answer WHERE namespace = ? AND answer = ? "  # noqa: S608  # constants
     "ORDER BY call_id DESC LIMIT 1"
 )
-_CALLS: Final = "SELECT call_id, record FROM calls WHERE {}{} ORDER BY call_id DESC LIMIT ?"
+_CALLS: Final = f"SELECT {_CALL} FROM calls WHERE {{}}{{}} ORDER BY call_id DESC LIMIT ?"  # noqa: S608  # constants
+#: The first id of a time sorts before all ids of calls. So does the id of a call before those after it.
+_SOME_CALLS: Final = f"SELECT {_CALL} FROM calls WHERE call_id > ? ORDER BY call_id LIMIT ?"  # noqa: S608  # constants
+#: records that one read of all calls returns
+_AT_ONCE: Final = 500
 _OF_SESSION: Final = "namespace = ? AND session_id = ?"
 #: The plus keeps SQLite from using the index of namespaces: the index of call ids already has the right order.
 _OF_ANY_SESSION: Final = "+namespace IS NOT NULL"
-_OF_NAMESPACE: Final = "namespace = ?"
+_LATEST_SESSIONS: Final = (
+    "SELECT last_call_at, id FROM sessions INDEXED BY sessions_listed WHERE +namespace = ? ORDER BY last_call_at DESC"
+)
+_NEWER_CALLS: Final = (
+    f"SELECT {_CALL} FROM calls WHERE namespace = ? AND session_id = ? AND call_id > ? AND call_id < ? "  # noqa: S608  # constants
+    "ORDER BY call_id DESC LIMIT ?"
+)
+#: sorts after all call ids, which are hexadecimal
+_AFTER_ALL: Final = "g"
 #: the columns by which sessions are sorted
 _SORTED_BY: Final[Mapping[Sort, str]] = {
     "recent": "last_call_at",
@@ -133,9 +149,11 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
         return _correct(connection, record, encoded, settled)
     if gone is None:
         accounts.settle(connection, record, held)
+        usage.add(connection, record)
     elif (orphaned := _orphaned(gone, record)) is not None:
         # The charge of its session is deleted already, those of other accounts are not.
         accounts.correct(connection, record, orphaned.record, orphaned.periods)
+        usage.add(connection, record, orphaned.record)
         connection.execute(_UNDELETE_CALL, (record.call_id,))
     else:
         return _totals(_sums(connection, record.session)), False
@@ -157,6 +175,7 @@ def _correct(
         return _totals(_sums(connection, record.session)), False
     accounts.correct(connection, record, orphaned.record, orphaned.periods)
     _take_back(connection, orphaned, record.session)
+    usage.add(connection, record, orphaned.record)
     sums = _charge(connection, record)
     values = (_encoded(sums), _periods(connection, record), encoded, record.answer, record.call_id)
     connection.execute(_CHARGE_MORE if record.is_provisional else _CORRECT_CALL, values)
@@ -212,7 +231,7 @@ def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _
     value, periods = known
     if value is None:
         return None
-    orphaned = _RECORDS.decode(value)
+    orphaned = unpack(value, record.call_id, record.session)
     if not record.replaces(orphaned):
         return None
     # An older version stored no budget periods, and did not count them.
@@ -253,7 +272,7 @@ def _totals(sums: Sequence[int] | None) -> Totals:
 
 
 def _encoded(sums: Sequence[int] | None) -> bytes | None:
-    return msgspec.json.encode(sums) if sums is not None else None
+    return msgspec.msgpack.encode(sums) if sums is not None else None
 
 
 def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
@@ -412,7 +431,35 @@ def newest(db: sqlite3.Connection, namespace: str | None, limit: int, unread: Un
     """See `Store.newest_calls`."""
     if namespace is None:
         return _calls(db, _OF_ANY_SESSION, (), limit, None, unread)
-    return _calls(db, _OF_NAMESPACE, (namespace,), limit, None, unread)
+    found = list[CallRecord]()
+    before = None
+    while len(found) < limit:
+        wanted = limit - len(found)
+        rows = _newest_rows(db, namespace, wanted, before)
+        found += [record for row in rows if (record := read_record(unread, *row)) is not None]
+        if len(rows) < wanted:
+            break
+        before = rows[-1][0]
+    return found
+
+
+def _newest_rows(db: sqlite3.Connection, namespace: str, limit: int, before: str | None) -> list[Any]:
+    """Return the columns `_CALL` of the newest calls of a namespace with ids before `before`, newest first.
+
+    Sessions with the latest calls are read first. No call of a session began after its last call had ended, so the
+    search ends early. An index of the calls of each namespace would cost a page more per call.
+    """
+    newest: list[Any] = []
+    for last_call_at, session_id in db.execute(_LATEST_SESSIONS, (namespace,)):
+        oldest = newest[0][0] if len(newest) == limit else ""
+        if oldest and first_id_at(last_call_at + 0.001) <= oldest:
+            break
+        for row in db.execute(_NEWER_CALLS, (namespace, session_id, oldest, before or _AFTER_ALL, limit)):
+            if len(newest) < limit:
+                heapq.heappush(newest, row)
+            else:
+                heapq.heappushpop(newest, row)
+    return sorted(newest, reverse=True)
 
 
 def _calls(  # noqa: PLR0917  # shared by three lists
@@ -429,11 +476,26 @@ def _calls(  # noqa: PLR0917  # shared by three lists
         wanted = limit - len(found)
         older, bounds = ("", ()) if before is None else (" AND call_id < ?", (before,))
         rows = db.execute(_CALLS.format(condition, older), (*values, *bounds, wanted)).fetchall()
-        found += [record for row in rows if (record := unread.read(*row)) is not None]
+        found += [record for row in rows if (record := read_record(unread, *row)) is not None]
         if len(rows) < wanted:
             break
         before = rows[-1][0]
     return found
+
+
+def read_record(
+    unread: UnreadRecords, call_id: str, value: bytes, namespace: str | None, session_id: str | None
+) -> CallRecord | None:
+    """Return a record from the columns `_CALL`, or None if it cannot be read."""
+    key = SessionKey(namespace, session_id) if namespace is not None and session_id is not None else None
+    return unread.read(call_id, value, key)
+
+
+def some_calls(db: sqlite3.Connection, after: str, unread: UnreadRecords) -> tuple[Sequence[CallRecord], str | None]:
+    """Return the next records of all calls in the order of their ids, and the last id; None at the end."""
+    found = db.execute(_SOME_CALLS, (after, _AT_ONCE)).fetchall()
+    records = [record for row in found if (record := read_record(unread, *row)) is not None]
+    return records, found[-1][0] if len(found) == _AT_ONCE else None
 
 
 def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: UnreadRecords) -> CallRecord | None:
@@ -441,14 +503,14 @@ def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: Unrea
     # The plus keeps SQLite from using the index of namespaces, with which it would read all calls of the namespace.
     condition, scope = ("", ()) if namespace is None else (" AND +namespace = ?", (namespace,))
     for column in ("call_id", "request_id"):
-        query = f"SELECT call_id, record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
+        query = f"SELECT {_CALL} FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
         row = db.execute(query, (name, *scope)).fetchone()
         if row:
-            return unread.read(*row)
+            return read_record(unread, *row)
     return None
 
 
 def answered(db: sqlite3.Connection, namespace: str, answer: str, unread: UnreadRecords) -> CallRecord | None:
     """See `Store.call_of_response`."""
     row = db.execute(_ANSWERED, (namespace, answer)).fetchone()
-    return unread.read(*row) if row else None
+    return read_record(unread, *row) if row else None

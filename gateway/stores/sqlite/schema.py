@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
+from gateway.stores.damage import UnreadRecords
+from gateway.stores.rollups import Rollups
+from gateway.stores.sqlite import usage
 from gateway.stores.sqlite.transaction import transact
 
 logger = logging.getLogger("gateway")
@@ -191,8 +194,26 @@ MIGRATIONS: Final = (
         cost_pico_usd INTEGER NOT NULL, PRIMARY KEY (namespace, id, agent)
     ) WITHOUT ROWID;
     """,
+    # The closing call of an account, see `ledger.closing_mark`. NULL if there was none.
+    """
+    ALTER TABLE accounts ADD COLUMN closing TEXT;
+    """,
+    # Usage by hour and day, which is kept longer than sessions and calls, see `gateway.core.rollup`. The calls that the
+    # file has are added by `_add_usage`. The newest calls of a namespace are found through its sessions.
+    """
+    DROP INDEX calls_by_namespace;
+    CREATE TABLE usage (
+        day INTEGER NOT NULL, labels TEXT NOT NULL, hour INTEGER NOT NULL, calls INTEGER NOT NULL,
+        charged_calls INTEGER NOT NULL, refused_calls INTEGER NOT NULL, failed_calls INTEGER NOT NULL,
+        unpriced_calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, cache_read_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL, total_tokens INTEGER NOT NULL, cost_pico_usd INTEGER NOT NULL,
+        PRIMARY KEY (day, labels, hour)
+    ) WITHOUT ROWID;
+    """,
 )
 
+#: the first format with the table `usage`
+_WITH_USAGE: Final = 1 + next(number for number, script in enumerate(MIGRATIONS) if "CREATE TABLE usage" in script)
 #: longest wait for another worker that migrates the file
 _MAX_WAIT_MS: Final = 60_000
 #: marks a file as the gateway's ("GATE")
@@ -265,11 +286,25 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
     for script in MIGRATIONS[version:]:
         for statement in _statements(script):
             connection.execute(statement)
+    if 0 < version < _WITH_USAGE:
+        _add_usage(connection)
     connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     if version < len(MIGRATIONS):
         connection.execute("DROP VIEW IF EXISTS format")
         connection.execute(f"CREATE VIEW format AS SELECT {len(MIGRATIONS)} AS version")  # a number
+
+
+def _add_usage(connection: sqlite3.Connection) -> None:
+    """Add the calls that an older version has settled to the usage of their hours and days."""
+    rollups, unread = Rollups(), UnreadRecords()
+    for table in ("calls", "gone"):
+        for call_id, value in connection.execute(f"SELECT call_id, record FROM {table} WHERE record IS NOT NULL"):  # noqa: S608  # constants
+            # An older version wrote JSON, which names the session.
+            record = unread.read(call_id, value, None)
+            if record is not None:
+                rollups.add(record)
+    usage.fill(connection, rollups)
 
 
 def _decompressed_size(compressed: object) -> int:

@@ -23,6 +23,7 @@ from gateway.core.calling_agent import MAIN, CallingAgent
 from gateway.core.ledger.refusals import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.runaway import RunawayAlert
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, render
@@ -53,6 +54,7 @@ _UNTYPED: Final = "subagent"
 #: prefix of the error codes of budget refusals
 _BUDGET: Final = "budget_"
 _STORE_ERRORS: Final = "gateway_store_errors_total"
+_BUDGET_WARNINGS: Final = "gateway_budget_warnings_total"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -258,11 +260,14 @@ class Metrics(Observer):
         self._upstream: dict[str, _Histogram] = {}
         self._store_errors = 0
         self._overhead = _Histogram(self._slots, "gateway_overhead_seconds", {})
+        self._warnings = self._slots.slot(_BUDGET_WARNINGS, _BUDGET_WARNINGS)
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """Count a call that has ended."""
-        del totals, left
+        del totals
         self._counters_of(call).count(call)
+        if left is not None and left.warning is not None:
+            self._slots.values[self._warnings] += 1
         if call.is_pending:
             return
         if call.outcome == "refused":
@@ -286,6 +291,11 @@ class Metrics(Observer):
     def refused(self, call: CallRecord) -> None:
         """Count a request that was refused before it became a call."""
         self.record(call, None)
+
+    def warned(self, alert: RunawayAlert) -> None:
+        """Count a warning of runaway protection. Refusals are counted by their error code."""
+        if alert.found.action == "warn":
+            self._add("gateway_runaway_warnings_total", "kind", alert.found.kind)
 
     def _upstream_histogram(self, provider: str) -> _Histogram:
         histogram = self._upstream.get(provider)

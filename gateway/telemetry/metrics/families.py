@@ -72,6 +72,12 @@ FAMILIES: Final[Mapping[str, MetricFamily]] = {
     "gateway_budget_refusals_total": MetricFamily(
         "counter", "Calls refused for a budget: it is used up, or running calls have reserved the rest.", ("code",)
     ),
+    "gateway_runaway_warnings_total": MetricFamily(
+        "counter", "Limits of runaway protection from which it warns, each time one was reached.", ("kind",)
+    ),
+    "gateway_budget_warnings_total": MetricFamily(
+        "counter", "Calls after which the used share of a budget was at least budget.warn_at."
+    ),
     "gateway_tool_calls_total": MetricFamily("counter", "Tool calls in responses.", ("tool",)),
     "gateway_tool_result_tokens_total": MetricFamily(
         "counter", "Tokens of tool results in requests; a result counts in each call that contains it.", ("tool",)

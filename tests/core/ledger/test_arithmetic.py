@@ -248,7 +248,7 @@ def test_settling_replaces_hold_by_spent() -> None:
     }
     assert settle({}, [S], Amount(20), NOTHING) == {S: EMPTY}
     assert correct({S: account}, [S], Amount(1), Amount(7), {S: 3}) == {S: replace(account, used=Amount(7))}
-    assert correct({}, [S], Amount(5), Amount(7), {S: 0}) == {S: Account(Amount(7))}
+    assert correct({}, [S], Amount(5), Amount(7), {S: 0}, "a") == {S: Account(Amount(7))}
 
 
 def in_next_window(account: Account) -> Account:

@@ -24,6 +24,7 @@ from gateway.core.ledger.charging import (
     accounts_of,
     budgets_in,
     claims_of,
+    claims_on,
     dearest,
     limits_output,
     rate_of,
@@ -123,3 +124,13 @@ def test_remaining_fraction_ignores_holds() -> None:
     rate = Balance(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
     assert not budgets_in([rate]), "the count of requests is no budget"
     assert not limits_output([balance(Limits(calls=1))])
+
+
+def test_accounts_have_their_configured_limits_without_a_call() -> None:
+    session, key, unknown = AccountKey("session", "a", "s"), AccountKey("key", "a"), AccountKey("key", "b")
+    policy = BudgetPolicy(session=Limits(tokens=9))
+    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {"a": Limits(calls=3)}, {}) == [
+        Claim(session, Limits(tokens=9)),
+        Claim(key, Limits(calls=3)),
+        Claim(unknown),
+    ]

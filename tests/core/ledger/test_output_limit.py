@@ -131,7 +131,7 @@ def test_input_and_output_limit_of_each_choice_are_held() -> None:
 
 def test_without_clamping_output_limit_is_held_whole_or_refused() -> None:
     assert hold(CallNeed(100, output=50), clamp=False).least == 50
-    assert hold(CallNeed(100), clamp=False).least == 16
+    assert hold(CallNeed(100), clamp=False).least == 225
 
 
 def test_short_output_limit_is_held_whole() -> None:
@@ -184,6 +184,66 @@ def test_unlimited_output_holds_a_share_of_what_is_left() -> None:
     assert hold(CallNeed(0, model_output=20_000, room=700), (balance(Limits(tokens=60_000)),)).most == 700
     assert hold(CallNeed(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
     assert hold(CallNeed(0, output=900, room=700), rich).most == 900, "it is the call's own"
+
+
+def test_a_closing_call_holds_all_that_is_left_and_is_lowered_to_it() -> None:
+    left = (balance(Limits(tokens=40_001)),)
+    assert hold(CallNeed(0, is_last=True), left).most == DEFAULT_OUTPUT
+    assert hold(CallNeed(0, is_last=True, model_output=30_000), left).most == 30_000
+    assert hold(CallNeed(0, is_last=True, model_output=30_000, room=700), left).most == 700
+    assert hold(CallNeed(0, is_last=True, output=90_000), left, clamp=False).least == 10_000
+
+
+def usual(tokens: int, *, grows: bool = True) -> CallNeed:
+    return CallNeed(100, can_grow=grows, usual_output=tokens)
+
+
+def test_a_stream_of_usual_length_holds_a_little_more_than_that() -> None:
+    rich = (balance(Limits(tokens=100_000)),)
+    assert [hold(usual(tokens), rich).most for tokens in (1, 100, 400, 1_600, 9_000)] == [128, 145, 482, 1_832, 2_048]
+    assert [usual(tokens).step for tokens in (1, 400, 9_000)] == [32, 120, 2_048]
+    assert hold(usual(100, grows=False), rich).most == DEFAULT_OUTPUT, "a hold that cannot grow is not smaller"
+    assert hold(CallNeed(100, output=900, can_grow=True, usual_output=100), rich).most == 900
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "least", "most"),
+    [
+        (6_000, 0, 145, 145),
+        (6_000, 3_000, 145, 145),
+        (6_000, 4_280, 145, 145),  # 1,475 stay free of the 5,900 that are left without the others
+        (6_000, 4_281, 1_620, 1_620),  # refused until these are free
+        (250, 0, 145, 145),
+        (250, 10, 150, 150),
+        (110, 0, 16, 145),
+    ],
+)
+def test_a_stream_of_usual_length_waits_until_a_share_stays_free(limit: int, held: int, least: int, most: int) -> None:
+    made = hold(usual(100), (balance(Limits(tokens=limit), held=held),))
+    assert (made.least, made.most) == (least, most)
+
+
+def test_a_stream_of_usual_length_may_become_as_long_as_others_may_leave_room_for() -> None:
+    need, limits = usual(100), Limits(tokens=6_000)
+    made = hold_for("h", (claim(limits),), (balance(limits, used=1_000, held=2_000),), need, clamp=True)
+    outcome = reserve({SESSION.account: Account(Amount(1_000), Amount(2_000))}, made, NOW)
+    assert not isinstance(outcome, Refused)
+    assert outcome[0].units == 145
+    assert limit_of_hold(made, outcome[0], need) == 4_900
+
+
+@given(left=st.integers(1, 10**4), others=st.integers(0, 10**4), tokens=st.integers(1, 9_000))
+def test_law_a_stream_of_usual_length_is_refused_for_good_only_if_it_could_never_be_useful(
+    left: int, others: int, tokens: int
+) -> None:
+    limits, need = Limits(tokens=left + others), usual(tokens)
+    made = hold_for("h", (claim(limits),), (balance(limits, held=others),), need, clamp=True)
+    outcome = reserve({SESSION.account: Account(held=Amount(others))}, made, NOW)
+    assert 0 <= made.least <= made.most
+    if isinstance(outcome, Refused):
+        assert outcome.is_busy == (left + others >= 100 + 16)
+    else:
+        assert 100 + outcome[0].units <= left
 
 
 def test_window_room_is_what_input_leaves_if_useful() -> None:

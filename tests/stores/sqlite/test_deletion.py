@@ -245,7 +245,7 @@ def fill_all(path: Path, sessions: int, results: int = 1) -> None:
             connection.execute("INSERT INTO states VALUES ('alice', ?, 1000.0, x'7b7d')", (name,))
             connection.execute("INSERT INTO tools VALUES ('alice', ?, x'7b7d', NULL, 1000.0)", (name,))
             connection.executemany(
-                "INSERT INTO accounts VALUES (?, 'alice', ?, 1, 1, 1, 0, 0, 0, NULL, NULL, NULL, NULL, 1000.0, 0)",
+                "INSERT INTO accounts VALUES (?, 'alice', ?, 1, 1, 1, 0, 0, 0, NULL, NULL, NULL, NULL, 1000.0, 0, NULL)",
                 (("session", name), ("agent", f"{name}/helper")),
             )
             rows = ((f"{name}{number:06}", name) for number in range(results))

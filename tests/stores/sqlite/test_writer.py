@@ -264,6 +264,11 @@ async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table
         "SELECT 'settled', record,",  # whether it is settled, and what is held for it
         *(["DELETE FROM holds"] if is_held else []),
         "INSERT INTO accounts",
+        "UPDATE usage SET",  # of the hour and the day: the first call of a day makes rows, and counts them
+        "SELECT calls FROM",
+        "INSERT INTO usage",
+        "INSERT INTO usage",
+        "INSERT INTO usage",
         "INSERT INTO sessions",  # which also returns the totals after it
         "INSERT INTO calls",
         "COMMIT",

@@ -187,3 +187,14 @@ export async function resetSession(session, then) {
   const act = () => send("POST", `${sessionPath(session.id)}/reset`);
   if (await confirmed(`Reset ${session.id}?`, text, "Reset", act)) then();
 }
+
+/**
+ * @param {Session} session
+ * @param {() => void} then
+ */
+export async function resumeSession(session, then) {
+  const text =
+    "Calls that runaway protection refuses are allowed again. What the agent repeated so far no longer counts, and limits in seconds begin again.";
+  const act = () => send("POST", `${sessionPath(session.id)}/resume`);
+  if (await confirmed(`Resume ${session.id}?`, text, "Resume", act)) then();
+}

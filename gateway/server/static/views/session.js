@@ -5,11 +5,11 @@
 import { ApiError, api, sessionPath } from "../api.js";
 import { choice, fill, h, meter, renew, tile } from "../dom.js";
 import { feed, merged } from "../feed.js";
-import { ago, clock, compact, exact, many, number, percent, usd } from "../format.js";
+import { ago, clock, compact, exact, many, number, percent, span, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { agentsOf } from "./agents.js";
-import { changeBudget, resetSession } from "./budget.js";
+import { changeBudget, resetSession, resumeSession } from "./budget.js";
 import { detail } from "./call.js";
 import { callColumns, isFailed, isRefused } from "./calls.js";
 import { Charts, childrenOf, inRow } from "./charts.js";
@@ -106,6 +106,7 @@ class SessionView {
       { class: "buttons" },
       h("button", { type: "button", onclick: () => changeBudget(this.found, done) }, "Change budget"),
       h("button", { type: "button", onclick: () => resetSession(this.found, done) }, "Reset"),
+      h("button", { type: "button", onclick: () => resumeSession(this.found, done) }, "Resume"),
     );
   }
 
@@ -299,6 +300,7 @@ class SessionView {
         found.response_mode.replace("_", " "),
         found.active_step ? ["step ", found.active_step] : null,
       ),
+      found.last_stop ? tile("Last stop", found.last_stop.replace("_", " "), "calls were refused") : null,
       began(found.created_at),
     );
     const agents = agentsOf(found.agents ?? [], (agent) => this.address({ agent, call: null }));
@@ -342,13 +344,26 @@ function budgetBars(found) {
   if (!budget) return h("p", { class: "muted" }, "No budget: this session has no limit.");
   const held = budget.held ? `Running calls hold ${number(budget.held)} tokens. ` : "";
   const resets = budget.resets_in_s === null ? "" : `The budget refills in ${number(budget.resets_in_s)} s. `;
+  const closing = budget.is_closed
+    ? "Its closing call was taken: further calls are refused until the budget is raised or refilled. "
+    : budget.kept_for_closing
+      ? `${number(budget.kept_for_closing)} tokens are kept for its closing call. `
+      : "";
   const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
   const children = childrenOf(found);
   const shared = children
     ? `Child sessions used ${children.tokens ? `about ${number(children.tokens)} tokens` : "some"} of it, in ${many(children.calls, "call")}.`
     : "";
-  const notes = `${held}${resets}${source}${shared}`;
+  const notes = `${rateOf(found)}${held}${resets}${closing}${source}${shared}`;
   return bars("Budget", budget, "", notes ? h("p", { class: "muted" }, notes) : null);
+}
+
+/** @param {Session} found */
+function rateOf({ burn_rate: rate }) {
+  if (!rate) return "";
+  if (!rate.empty_in_s) return "The budget is empty. ";
+  if (rate.refills_first) return "At this rate the budget refills before it is empty. ";
+  return `At this rate empty in ${span(rate.empty_in_s)}, ${many(rate.empty_in_calls, "call")}. `;
 }
 
 /** @param {Session} found */

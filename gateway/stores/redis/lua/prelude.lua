@@ -24,9 +24,11 @@ local function less(one, two)
 end
 
 -- The fields of an account: used and held amounts (tokens, billionths of a USD, calls), start of its window, limits
--- that an operator set (false: none), and its budget period, which counts how often its usage was set to zero.
-local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
-local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
+-- that an operator set (false: none), its budget period, which counts how often its usage was set to zero, and the mark
+-- of its closing call as text, see `ledger.closing_mark`.
+local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e', 'c' }
+local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0, '' }
+local CLOSING = 12
 -- Returns the usage of a session by its totals. It is needed if the server has lost the account but not the totals, for
 -- example by an eviction, as the usage must not start from zero. Returns nil if the account is not of a session, or the
 -- session was never charged.
@@ -84,7 +86,9 @@ local function readable(name)
     for i, kept in ipairs(v) do
         local number = kept and tonumber(kept)
         is_absent = is_absent and not kept
-        if kept and (not number or number ~= number) then
+        if i == CLOSING then
+            number = kept
+        elseif kept and (not number or number ~= number) then
             return nil
         end
         v[i] = number or ABSENT[i]
@@ -101,6 +105,7 @@ local function readable(name)
         o = v[7],
         d = { v[8], v[9], v[10] },
         e = v[11],
+        c = v[CLOSING],
         missing = missing,
         was = v,
     }
@@ -122,10 +127,13 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
--- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. The last value: 0: the
--- account exists; 1: it does not; 2: nor do the totals of its session, although the server has calls of it.
+-- Returns an account in the form of `values.account`. A limit of -2: an operator has set none. Then 0: the account exists;
+-- 1: it does not; 2: nor do the totals of its session, although the server has calls of it. The last two values: its
+-- budget period, and the mark of the closing call.
 local function view(a)
-    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2, a.missing or 0 }
+    local u, h, d = a.u, a.h, a.d
+    local decided = { d[1] or -2, d[2] or -2, d[3] or -2 }
+    return { u[1], u[2], u[3], h[1], h[2], h[3], a.o, decided[1], decided[2], decided[3], a.missing or 0, a.e, a.c }
 end
 
 local function is_ending(name)
@@ -180,7 +188,7 @@ end
 
 -- Writes the changed fields of an account only: each field costs time here, on the disk and on replicas.
 local function save(name, a, kind, window)
-    local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e }
+    local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e, a.c }
     local news = { 'at', A.at }
     for i, value in ipairs(is) do
         if value ~= a.was[i] then
@@ -193,16 +201,49 @@ local function save(name, a, kind, window)
     expire(name, kind, window)
 end
 
--- Returns a limit in force. A claim is, as in ARGV[3]: account, kind, window, configured limits, declared limits.
+-- Returns a limit without the one that the call declares. A claim is, as in ARGV[3]: account, kind, window, configured
+-- limits, declared limits, share kept for the closing call, true if this is the closing call. Holds of older versions
+-- have neither of the last two.
+local function granted_limit(a, claim, i)
+    return a.d[i] or claim[3 + i]
+end
+
+-- Returns a limit in force.
 local function limit(a, claim, i)
-    local granted, declared = claim[3 + i], claim[6 + i]
-    if a.d[i] then
-        granted = a.d[i]
-    end
+    local granted, declared = granted_limit(a, claim, i), claim[6 + i]
     if granted == NONE or declared == NONE then
         return math.max(granted, declared)
     end
     return math.min(granted, declared)
+end
+
+-- Returns how much of a limit this call may not use, as it is kept for the closing call.
+local function kept_free(claim, limited)
+    local share = claim[10] or 0
+    return (share > 0 and not claim[11]) and math.ceil(limited * share) or 0
+end
+
+-- Returns the text that an account keeps of its closing call, see `ledger.closing_mark`. `limit_of`: the limits.
+local function closing_mark(a, claim, id, limit_of)
+    local mark = id
+    for i = 1, 3 do
+        mark = mark .. ' ' .. string.format('%.0f', limit_of(a, claim, i))
+    end
+    return mark
+end
+
+local function closing_call(a)
+    return string.match(a.c, '^[^ ]*')
+end
+
+-- Returns true if the closing call was made under the limits in force, with or without those that the call declares, and
+-- is another call than this one.
+local function is_closed(a, claim, id)
+    local call = closing_call(a)
+    if (claim[10] or 0) == 0 or a.c == '' or call == id then
+        return false
+    end
+    return a.c == closing_mark(a, claim, call, granted_limit) or a.c == closing_mark(a, claim, call, limit)
 end
 
 -- Starts a new window if the last one has ended, and returns the account.
@@ -212,7 +253,7 @@ local function current(a, claim, at)
         if a.o == NONE then
             a.o = at
         elseif at - a.o >= window then
-            a.u, a.o, a.e = { 0, 0, 0 }, at, a.e + 1
+            a.u, a.o, a.e, a.c = { 0, 0, 0 }, at, a.e + 1, ''
         end
     end
     return a
@@ -223,7 +264,8 @@ local function room(a, claim, fixed, unit, most)
     for i = 1, 3 do
         local limited = limit(a, claim, i)
         if limited ~= NONE and unit[i] > 0 then
-            local left = math.max(0, math.max(0, limited - a.u[i] - a.h[i]) - fixed[i])
+            local left = math.max(0, limited - a.u[i] - a.h[i] - kept_free(claim, limited))
+            left = math.max(0, left - fixed[i])
             most = math.min(most, (left - math.fmod(left, unit[i])) / unit[i])
         end
     end
@@ -286,13 +328,17 @@ local function end_hold(hold, charged)
     return held
 end
 
--- Gives the hold on an account back, once, if there is one.
+-- Gives the hold on an account back, once, if there is one. A closing call that cost nothing can be made again.
 local function give_back(held, name, a)
     if held.accounts[name] then
         held.accounts[name] = nil
         for i = 1, 3 do
             a.h[i] = less(a.h[i], held.amount[i])
         end
+    end
+    local spent = A.spent
+    if a.c ~= '' and spent and spent[1] + spent[2] + spent[3] == 0 and closing_call(a) == A.id then
+        a.c = ''
     end
 end
 
@@ -324,6 +370,49 @@ local function charge(accounts, wrong, epochs, right, held)
     return found
 end
 
+-- Returns the row of a call in the usage of a day or hour: its name and its number. It is the first of `rows` (names, each
+-- with the number of rows up to which it may be created) that exists or is created. Returns nil if there is none, or the
+-- key is not a hash. The hash has '#', its number of rows; the number of each row by name; and the numbers of each row,
+-- as '3:1'. The third result is true if the hash is new.
+local function usage_row(key, rows, may_create)
+    local names = { '#' }
+    for i, row in ipairs(rows) do
+        names[i + 1] = row[1]
+    end
+    local found = fields(key, unpack(names))
+    local count = found and tonumber(found[1] or 0)
+    for i, row in ipairs(found and rows or {}) do
+        if found[i + 1] then
+            return row[1], found[i + 1]
+        elseif count < row[2] then
+            if may_create then
+                redis.call('HSET', key, '#', count + 1, row[1], count + 1)
+                return row[1], count + 1, count == 0
+            end
+            return nil
+        end
+    end
+end
+
+-- Adds a call to the usage of its day and hour (sign ''), or takes it back (sign '-'). The row of the hour has the name
+-- of that of the day.
+local function count_usage(usage, sign)
+    local rows = usage.rows
+    for _, period in ipairs(usage.periods) do
+        local key = period[1]
+        local name, row, is_new = usage_row(key, rows, sign == '')
+        for i, count in ipairs(name and usage.counts or {}) do
+            if count ~= '0' then
+                redis.pcall('HINCRBY', key, row .. ':' .. i, sign .. count)
+            end
+        end
+        if is_new then
+            redis.call('PEXPIREAT', key, period[2])
+        end
+        rows = name and { { name, MOST } } or rows
+    end
+end
+
 -- Returns true if the record replaces a provisional one with this outcome and charge, see `CallRecord.replaces`.
 local function replaces(outcome, spent)
     if not A.lost then
@@ -339,6 +428,7 @@ local function clear(name)
     end
     redis.call('HSET', name, 'u1', 0, 'u2', 0, 'u3', 0)
     redis.call('HINCRBY', name, 'e', 1)
+    redis.call('HDEL', name, 'c')
     return true
 end
 

@@ -35,17 +35,25 @@ for k, claim in ipairs(claims) do
     for i = 1, 3 do
         local least = math.min(MOST, fixed[i] + unit[i] * A.least)
         local limited = limit(a, claim, i)
-        if limited ~= NONE and least > 0 and limited - a.u[i] - a.h[i] < least then
-            if limited - a.u[i] < least and claim[2] ~= 'rate' then
+        if limited ~= NONE and least > 0 then
+            local usable = limited - kept_free(claim, limited) - a.u[i]
+            if is_closed(a, claim, A.id) or (usable < least and claim[2] ~= 'rate') then
                 return { 0, k, at, { view(a) } }
             end
-            passing = passing or k
+            if usable - a.h[i] < least then
+                passing = passing or k
+            end
         end
     end
     units = math.min(units, room(a, claim, fixed, unit, A.most))
 end
 if passing then
     return { 0, passing, at, { view(accounts[passing]) } }
+end
+for k, claim in ipairs(claims) do
+    if claim[11] then
+        accounts[k].c = closing_mark(accounts[k], claim, A.id, limit)
+    end
 end
 hold_on(claims, accounts, unit, units, fixed, 1)
 redis.call('HSET', hold, 'u', units, 'n', '0', 'l', A.lease, 'f', ARGV[3], 'v', ARGV[4])

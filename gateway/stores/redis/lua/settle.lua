@@ -3,8 +3,8 @@
 -- results, its account, its tool calls by tool, the last of them, what its subagents used.
 -- ARGV[3]: the record. ARGV[4]: the new state, if it changes.
 -- A: id, lost, session, spent, accounts, sums (zeros without a charge), keep, oldest, derived, started, ended;
--- optional: last_key, residual, frames, kept with most_kept, tools, agent, index, version (of the state that the call
--- has read), others (tags under which parts of the hold were settled before).
+-- optional: usage (see count_usage), last_key, residual, frames, kept with most_kept, tools, agent, index, version (of
+-- the state that the call has read), others (tags under which parts of the hold were settled before).
 -- Returns one of:
 -- {1 if the call is to be listed, else 0; sums; time of the last call; version of the state if it was changed}
 -- {2, version, state}: nothing was written, as the state has another version
@@ -190,10 +190,16 @@ else
     was = { { 0, 0, 0 }, false }
 end
 local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent, held)
+if A.usage then
+    if was[6] then
+        count_usage(was[6], '-')
+    end
+    count_usage(A.usage, '')
+end
 redis.call('ZADD', ids, '0', A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
-    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums, epochs, resets, A.lost }))
+    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums, epochs, resets, A.lost, A.usage }))
 end
 local number = redis.call('ZCARD', ids)
 if number > A.keep then

@@ -1,5 +1,6 @@
--- Charges the accounts of a call that are on another server than its session. KEYS: the part of the hold, the mark of
--- the settled call. A: lost, spent, accounts.
+-- Charges the accounts of a call, or adds its usage, on another server than that of its session. KEYS: the part of the hold, the mark of
+-- the settled call. A: lost, spent, accounts, usage (nil: on another
+-- server).
 local hold, settled = KEYS[1], KEYS[2]
 local known = redis.call('GET', settled)
 local was = { { 0, 0, 0 }, {} }
@@ -15,5 +16,11 @@ if known and (known == '' or not replaces(was[3], was[1])) then
     return 0
 end
 local epochs = charge(A.accounts, was[1], was[2], A.spent, held)
-redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs, A.lost }) or '', 'PX', A.ttl)
+if A.usage then
+    if was[4] then
+        count_usage(was[4], '-')
+    end
+    count_usage(A.usage, '')
+end
+redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs, A.lost, A.usage }) or '', 'PX', A.ttl)
 return 1

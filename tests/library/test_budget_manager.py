@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Thread
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.budget import Allocation, BudgetExhausted, BudgetManager
+from gateway import Allocation, BudgetExhausted, BudgetManager, ResponseMode
 
 
 def numbers(budget: BudgetManager) -> tuple[int, int, int]:
@@ -104,9 +109,10 @@ def test_only_whole_numbers_are_accepted(odd: Any) -> None:
     for allocation in (None, held):
         with pytest.raises(ValueError, match="whole number"):
             budget.record_usage(odd, allocation)
-    with pytest.raises(ValueError, match="whole numbers"):
-        budget.allocate(odd)
-    if odd is not None:
+    if not isinstance(odd, str):  # a text is counted
+        with pytest.raises(ValueError, match="whole numbers"):
+            budget.allocate(odd)
+    if odd is not None and not isinstance(odd, str):
         with pytest.raises(ValueError, match="whole numbers"):
             budget.allocate(50, least=odd)
     assert numbers(budget) == (0, 40, 60)
@@ -132,13 +138,153 @@ def test_budget_of_zero_is_used_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "mode"),
-    [(0, "raw"), (49, "raw"), (60, "table"), (90, "summary"), (97, "handle_only"), (150, "handle_only")],
+    ("used", "requested", "mode"),
+    [
+        (0, "raw", "raw"),
+        (49, "raw", "raw"),
+        (49, "summary", "summary"),
+        (50, "raw", "table"),
+        (79, "raw", "table"),
+        (60, "handle_only", "handle_only"),
+        (80, "raw", "summary"),
+        (94, "table", "summary"),
+        (95, "raw", "handle_only"),
+        (150, "raw", "handle_only"),
+    ],
 )
-def test_suggested_mode_gets_stricter_as_budget_shrinks(used: int, mode: str) -> None:
+def test_suggested_mode_is_the_requested_one_until_the_budget_asks_for_less(
+    used: int, requested: ResponseMode, mode: str
+) -> None:
     budget = BudgetManager(100)
     budget.record_usage(used)
-    assert budget.suggested_mode == mode
+    assert budget.suggested_mode(requested) == mode
+
+
+def test_unknown_mode_is_refused_with_the_known_ones() -> None:
+    odd: Any = "short"
+    for call in (BudgetManager(100).suggested_mode, partial(BudgetManager(100).render, "x")):
+        with pytest.raises(ValueError, match="unknown response mode 'short'; the known ones are raw, table, summary"):
+            call(odd)
+
+
+def test_allocation_in_a_block_is_released_at_its_end_unless_usage_was_recorded() -> None:
+    budget = BudgetManager(100)
+    held = []
+
+    def fail() -> None:
+        with budget.allocate(40):
+            held.append(budget.held)
+            raise OSError("the tool failed")
+
+    with pytest.raises(OSError, match="the tool failed"):
+        fail()
+    assert held == [40]
+    assert numbers(budget) == (0, 0, 100)
+    with budget.allocate(40) as allocation:
+        budget.record_usage(30, allocation)
+    assert numbers(budget) == (30, 0, 70)
+    with budget.allocate(40) as allocation:
+        pass
+    budget.record_usage(5, allocation)
+    assert numbers(budget) == (35, 0, 65)
+
+
+class Words:
+    name = "words"
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+
+def test_texts_are_counted_by_the_counter() -> None:
+    assert BudgetManager(100).allocate("four characters make one").tokens == 6
+    budget = BudgetManager(5, counter=Words())
+    assert (budget.count("one two"), budget.allocate("one two three").tokens) == (2, 3)
+    assert budget.allocate("one two three", least=1).tokens == 2
+    with pytest.raises(BudgetExhausted, match=r"^2 tokens are needed and 0 of 5 are left"):
+        budget.allocate("one two")
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, None])
+def test_a_counter_without_a_whole_number_holds_nothing(count: Any) -> None:
+    class Odd(Words):
+        def count(self, text: str) -> int:
+            return cast(int, count)
+
+    budget = BudgetManager(100, counter=Odd())
+    with pytest.raises(ValueError, match="whole numbers"):
+        budget.allocate("text")
+    assert numbers(budget) == (0, 0, 100)
+
+
+THREADS, LOOPS, TURNS, SIZE, TOTAL = 16, 4, 300, 7, 20_000
+
+
+def test_threads_and_event_loops_never_allocate_more_than_the_budget() -> None:
+    budget = BudgetManager(TOTAL)
+    barrier = Barrier(THREADS + LOOPS)
+    seen: list[int] = []
+    granted: list[Allocation] = []
+
+    def look() -> None:
+        account = budget._account
+        seen.append(account.used.tokens + account.held.tokens)
+
+    def take(number: int) -> None:
+        try:
+            allocation = budget.allocate(SIZE)
+        except BudgetExhausted:
+            return
+        look()
+        if number % 3:
+            budget.record_usage(SIZE - number % 2, allocation)
+        granted.append(allocation)
+
+    def in_thread() -> None:
+        barrier.wait()
+        for number in range(TURNS):
+            take(number)
+
+    async def in_tasks() -> None:
+        async def task(number: int) -> None:
+            await asyncio.sleep(0)
+            take(number)
+
+        await asyncio.gather(*[task(number) for number in range(TURNS)])
+
+    def in_loop() -> None:
+        barrier.wait()
+        asyncio.run(in_tasks())
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=in_thread) for _ in range(THREADS)] + [Thread(target=in_loop) for _ in range(LOOPS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert max(seen) <= TOTAL
+    # No more fits, and each grant is in the sum: what was recorded, or what is still held.
+    assert budget.remaining < SIZE
+    assert budget.held == sum(allocation.open.held for allocation in granted)
+    assert budget.used == sum(allocation.open.spent for allocation in granted)
+
+
+def test_usage_recorded_by_many_threads_for_one_allocation_counts_once() -> None:
+    budget = BudgetManager(1_000)
+    allocation = budget.allocate(100)
+    barrier = Barrier(8)
+
+    def record(number: int) -> None:
+        barrier.wait()
+        budget.record_usage(50 + number, allocation)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(record, range(8)))
+    assert numbers(budget) == (57, 0, 943)
 
 
 @settings(max_examples=100, deadline=None)

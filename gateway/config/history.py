@@ -1,0 +1,50 @@
+"""Define the settings of what is kept longer or shorter than sessions: call records, and usage by hour and day."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from gateway.config.section import LARGEST, Section, duration
+
+
+class CallSettings(Section):
+    """How long call records are kept. Totals, budgets and usage do not change when a record is deleted."""
+
+    keep: str | None = Field(
+        None,
+        description="A call record is deleted this long after its call began, such as 7d. null: together with its "
+        "session. The least is twice budget.lease_s, the most sessions.ttl. A deleted call cannot be shown, and no "
+        "later call can continue its response.",
+    )
+    per_session: int | None = Field(
+        None,
+        ge=10,
+        le=LARGEST,
+        description="Most call records of a session; the oldest are deleted. null: 1,000 in Redis and memory, any "
+        "number in SQLite, which deletes them once an hour.",
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _keep(cls, value: str | None) -> str | None:
+        if value is not None:
+            duration(value)
+        return value
+
+    @property
+    def keep_s(self) -> int | None:
+        """Return `keep` in seconds."""
+        return duration(self.keep) if self.keep is not None else None
+
+
+class UsageSettings(Section):
+    """How long usage by hour and by day is kept."""
+
+    keep_hours: str = Field("60d", description="Usage by hour is deleted this long after its hour.")
+    keep_days: str = Field("800d", description="Usage by day is deleted this long after its day.")
+
+    @field_validator("keep_hours", "keep_days")
+    @classmethod
+    def _durations(cls, value: str) -> str:
+        duration(value)
+        return value
