@@ -50,7 +50,7 @@ from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.bearer_tokens import BearerTokens
 from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import ServerRules
-from gateway.server.health import ProviderHealth
+from gateway.server.health import IdentityProviderHealth, ProviderHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.fallback import FallbackStore
@@ -216,12 +216,18 @@ class Parts:
             if call.session is not None and call.agent is not None
         }
         stored = {key.name: key.limits for key in self._keys.keys.values()}
-        return claims_on(accounts, self.rules.budget, stored | limits, types)
+        tokens = self.bearer_tokens.limits() if self.bearer_tokens is not None else {}
+        return claims_on(accounts, self.rules.budget, tokens | stored | limits, types)
 
     def providers(self) -> list[ProviderHealth]:
         """Return the health of each provider."""
         rows = self.settings.providers
         return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
+
+    def identity_provider(self) -> IdentityProviderHealth | None:
+        """Return the health of the identity provider, or None if no tokens are accepted."""
+        tokens = self.bearer_tokens
+        return IdentityProviderHealth(tokens.issuer, tokens.keys.failure) if tokens is not None else None
 
     async def aclose(self) -> None:
         """End the calls of this configuration, and close its connections."""

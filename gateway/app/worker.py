@@ -279,6 +279,7 @@ class Worker:
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
             unrecorded_refusals=self.lasting.unrecorded.newest(),
+            identity_provider=self._parts.identity_provider(),
         )
 
     def _state(self) -> WorkerState:

@@ -11,6 +11,7 @@ from gateway.core.bounded import BoundedDict
 from gateway.core.claims import MOST_NAMED, claim_at, group_of, namespace_of
 from gateway.core.errors import Forbidden, InvalidRequest, SigningKeysUnavailable, Unauthenticated
 from gateway.core.http.headers import CREDENTIALS, Headers, credential
+from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits
 from gateway.core.values import dataclass
 from gateway.server.auth import KeyRule, TokenCallers, digest
@@ -104,6 +105,7 @@ class BearerTokens(TokenCallers):
     def __init__(
         self, verifier: TokenVerifier, keys: KeySource, rules: ClaimRules, wall: Callable[[], float] = time.time
     ) -> None:
+        self.issuer = verifier.issuer
         self.keys = keys
         self._verifier = verifier
         self._rules = rules
@@ -151,7 +153,7 @@ class BearerTokens(TokenCallers):
         if head is None and token.count(".") == _DOTS:
             # It may be a token of this issuer with a typing error. Encrypted tokens, of other issuers, have more parts.
             raise Unauthenticated("The token is not a valid JWT. Copy it again.")
-        if head is None or head.issuer != self._verifier.issuer:
+        if head is None or head.issuer != self.issuer:
             return None
         algorithm, key = await self._key(head)
         claims = self._verifier.claims(token, key, algorithm)
@@ -180,6 +182,10 @@ class BearerTokens(TokenCallers):
                 "again later."
             )
         raise Unauthenticated("The token is signed with an unknown key. Get a new one from the identity provider.")
+
+    def limits(self) -> dict[str, Limits]:
+        """Return the budgets of the callers whose tokens this worker keeps, by namespace."""
+        return {kept.rule.name: kept.rule.budget.limits for kept in self._verified.values()}
 
     async def aclose(self) -> None:
         """Stop reading keys."""

@@ -27,6 +27,7 @@ from tests.support import browsers
 from tests.support import identity_provider as idp
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.identity_provider import IdentityProvider, bearer, rsa_key, token
+from tests.support.receiver import Receiver, serving
 from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import CHAT, HI, Reply
 
@@ -208,7 +209,11 @@ def test_the_dashboard_accepts_a_token(
         page.goto(f"{gateway.url}/ui#/sessions")
         expect(page.get_by_role("link", name="jwt:ada:40example.com/mine")).to_be_visible()
         page.get_by_role("link", name="Health").click()
-        expect(page.get_by_role("heading", name="Health", level=1)).to_be_visible()
+        expect(page.get_by_role("heading", name="Identity provider")).to_be_visible()
+        expect(page.get_by_text(idp.ISSUER)).to_be_visible()
+        provider.respond = RESPONSES["an error"]
+        until(lambda: call(gateway, bearer(token(kid="new"))).status == 503)
+        expect(page.get_by_role("alert").filter(has_text="the response has status 500")).to_be_visible()
 
 
 # --- groups -------------------------------------------------------------------------------------------------------
@@ -237,6 +242,19 @@ def test_a_group_gives_each_of_its_callers_models_and_a_budget(grouped: GatewayT
     other = member("carol", "staff")
     assert call(grouped, other).status == 200
     assert call(grouped, other).error["code"] == "budget_exhausted"
+
+
+def test_the_budget_of_a_caller_is_announced(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
+) -> None:
+    settings = provider.settings(claims={"group": "groups"}, groups={"*": {"budget": {"calls": 2}}})
+    with serving(Receiver()) as receiver:
+        hooks = [{"url": receiver.url, "events": ["on_budget"]}]
+        gateway = gateway_server(mock_server.url, **{**settings, "callbacks.webhooks": hooks})
+        assert call(gateway, bearer(token())).status == 200
+        until(lambda: receiver.requests)
+    data = json.loads(receiver.requests[0].body)["data"]
+    assert (data["name"], data["threshold"]) == ("jwt:alice", 50)
 
 
 def test_a_group_can_have_the_rights_of_the_admin_key(grouped: GatewayThread) -> None:
@@ -541,6 +559,7 @@ def test_a_wrong_response_of_the_identity_provider_gives_no_access(
     assert int(refused.header("retry-after") or 0) > 0
     assert call(gateway, {}).status == 401
     assert gateway.web.get("/healthz").status == 200
+    assert gateway.web.get("/api/health").json["identity_provider"]["problem"]
     assert mock.calls == []
 
 
@@ -576,6 +595,7 @@ def test_an_identity_provider_that_is_down_at_the_start_is_used_once_it_is_back(
     provider.respond = None
     until(lambda: call(gateway, bearer(token())).status == 200)
     assert "can be read again" in gateway.errors.read_text()
+    assert gateway.web.get("/api/health").json["identity_provider"] == {"issuer": idp.ISSUER, "problem": None}
 
 
 def test_a_reload_keeps_the_known_keys_and_applies_other_settings(
