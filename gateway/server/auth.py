@@ -54,7 +54,7 @@ class TokenCallers(Protocol):
         """
         ...
 
-    def rule(self, secret: bytes) -> KeyRule | None:
+    def rule(self, token_digest: bytes) -> KeyRule | None:
         """Return the rule of a verified token by its digest, or None."""
         ...
 

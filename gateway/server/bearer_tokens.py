@@ -53,8 +53,8 @@ class ClaimRules:
     group: str | None = None
     groups: Mapping[str, TokenRights] = field(default_factory=dict)
 
-    def rule(self, claims: Mapping[str, Any], secret: bytes) -> KeyRule:
-        """Return the rule of the caller with these claims. `secret`: the digest of its token.
+    def rule(self, claims: Mapping[str, Any], token_digest: bytes) -> KeyRule:
+        """Return the rule of the caller with these claims. `token_digest`: the digest of its token.
 
         Raises:
             Unauthenticated: the token does not name its caller.
@@ -67,7 +67,7 @@ class ClaimRules:
                 "(auth.jwt.claims.name). Other characters than letters, digits, . _ and - count three times or more."
             )
         rights = self._rights(claims)
-        return KeyRule(namespace, secret, rights.models, rights.budget, is_admin=rights.is_admin)
+        return KeyRule(namespace, token_digest, rights.models, rights.budget, is_admin=rights.is_admin)
 
     def _rights(self, claims: Mapping[str, Any]) -> TokenRights:
         if self.group is None:
@@ -112,9 +112,9 @@ class BearerTokens(TokenCallers):
         self._wall = wall
         self._verified = BoundedDict[bytes, _Verified](_MOST_KEPT)
 
-    def rule(self, secret: bytes) -> KeyRule | None:
+    def rule(self, token_digest: bytes) -> KeyRule | None:
         """Return the rule of a token that `verify` has verified and that is still valid, by its digest."""
-        kept = self._verified.get(secret)
+        kept = self._verified.get(token_digest)
         if kept is None or self._wall() >= kept.until:
             return None
         # The identity provider may have withdrawn the key since.
@@ -132,16 +132,19 @@ class BearerTokens(TokenCallers):
         """
         names = set()
         for name, value in headers:
-            token = credential(value) if name in CREDENTIALS else ""
+            text = credential(value) if name in CREDENTIALS else ""
+            token = text.rpartition(" ")[2]
             rule = await self._verify(token) if token.startswith(_BEGINNING) else None
+            if rule is not None and token != text:
+                raise Unauthenticated('The token follows another word than Bearer. Send it as "Bearer TOKEN".')
             if rule is not None:
                 names.add(rule.name)
         if len(names) > 1:
             raise InvalidRequest(f"The request has tokens of {len(names)} callers. Send only one token.")
 
     async def _verify(self, token: str) -> KeyRule | None:
-        secret = digest(token)
-        rule = self.rule(secret)
+        token_digest = digest(token)
+        rule = self.rule(token_digest)
         if rule is not None:
             return rule
         if len(token) > _MOST_CHARACTERS:
@@ -157,9 +160,9 @@ class BearerTokens(TokenCallers):
             return None
         algorithm, key = await self._key(head)
         claims = self._verifier.claims(token, key, algorithm)
-        rule = self._rules.rule(claims, secret)
+        rule = self._rules.rule(claims, token_digest)
         until = min(int(claims["exp"]), self._wall() + _KEPT_S) + self._verifier.leeway_s
-        self._verified[secret] = _Verified(rule, until, head.key_id, algorithm, key)
+        self._verified[token_digest] = _Verified(rule, until, head.key_id, algorithm, key)
         return rule
 
     async def _key(self, head: TokenHead) -> tuple[str, Any]:

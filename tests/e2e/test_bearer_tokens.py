@@ -428,8 +428,10 @@ def test_a_token_that_is_too_long_for_the_headers_is_refused_before_it_is_read(
 
 
 def test_an_invalid_token_is_refused_even_with_a_client_key(gateway: GatewayThread, mock: MockProvider) -> None:
-    for value in (ATTACKS["expired"](), token() + '"', token() + "="):
+    for value in (ATTACKS["expired"](), token() + '"', token() + "=", f"DPoP {token()}"):
+        assert call(gateway, {"x-api-key": CLIENT_KEY, "authorization": value}).status == 401
         assert call(gateway, {"x-api-key": CLIENT_KEY, **bearer(value)}).status == 401
+    assert call(gateway, {"authorization": f"DPoP {token()}"}).status == 401
     assert mock.calls == []
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -15,7 +17,7 @@ from gateway.server.token_verifier import read_keys
 from gateway.upstream.http import HttpUpstream, UpstreamTimeouts
 from tests.support import identity_provider as idp
 from tests.support.identity_provider import IdentityProvider, rsa_key, serving_keys
-from tests.support.timing import eventually
+from tests.support.timing import LIMIT_S, eventually
 
 READ = partial(read_keys, algorithms=("RS256",))
 
@@ -142,9 +144,17 @@ async def test_after_a_failure_the_keys_are_read_again_soon() -> None:
     await keys.aclose()
 
 
-async def test_a_real_identity_provider_that_hangs_is_given_up_after_five_seconds() -> None:
-    with serving_keys(IdentityProvider()) as provider:
-        provider.gate.clear()
+def send_slowly(handler: BaseHTTPRequestHandler) -> None:
+    """Send one byte at a time, without end."""
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(int(LIMIT_S * 10)):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+async def test_a_response_that_never_ends_is_given_up_after_five_seconds() -> None:
+    with serving_keys(IdentityProvider(respond=send_slowly)) as provider:
         timeouts = UpstreamTimeouts(5, 5, 5)
         source = KeyDocument(HttpUpstream("identity provider", provider.url, timeouts), f"{provider.url}/keys")
         keys = FetchedKeys(source, READ)
