@@ -19,7 +19,7 @@ BEARER_PREFIX: Final = "jwt:"
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a client key of this name would see the sessions of callers without a key."""
+    """Return whether a client key of this name would see the sessions of callers that have no client key."""
     return name in (OPEN_NAMESPACE, ANONYMOUS) or name.startswith((CREDENTIAL_PREFIX, BEARER_PREFIX))
 
 
