@@ -5,17 +5,19 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from gateway.config.access import TokenIssuer
-from gateway.config.policies import limits_of
+from gateway.config import Settings
+from gateway.config.access import TokenGroup, TokenIssuer
+from gateway.config.policies import limits_of, shared_budgets
+from gateway.core.claims import OTHERS
 from gateway.core.errors import ConfigError
-from gateway.core.ledger.charging import KeyLimits
+from gateway.core.ledger.charging import KeyLimits, SharedBudgets
 from gateway.server.bearer_tokens import BearerTokens, ClaimRules, TokenRights
 from gateway.server.signing_keys import TIMEOUT_S, FetchedKeys, FixedKeys, KeyDocument, KeySource, KnownKeys
 from gateway.server.token_verifier import PublicKeys, TokenVerifier, load_packages, read_keys
 from gateway.upstream import http
 
 
-def bearer_tokens_of(row: TokenIssuer | None, earlier: BearerTokens | None = None) -> BearerTokens | None:
+def bearer_tokens_of(settings: Settings, earlier: BearerTokens | None = None) -> BearerTokens | None:
     """Return what accepts tokens, or None if `auth.jwt` is not set. Needs a running event loop.
 
     `earlier`: the one before a reload. Its keys are known from the start if they have the same address.
@@ -23,15 +25,23 @@ def bearer_tokens_of(row: TokenIssuer | None, earlier: BearerTokens | None = Non
     Raises:
         ConfigError: a package is missing, or the file with the keys cannot be used.
     """
+    row = settings.auth.jwt
     if row is None:
         return None
     load_packages()
     verifier = TokenVerifier(row.issuer, row.audiences, row.algorithms, row.leeway_s)
-    rights = {
-        name: TokenRights(group.models, KeyLimits(limits_of(group.budget), group.rpm), group.admin)
-        for name, group in row.groups.items()
-    }
-    return BearerTokens(verifier, _keys_of(row, earlier), ClaimRules(row.claims.name, row.claims.group, rights))
+    shared, zone = shared_budgets(settings), settings.timezone
+    groups = {name: _rights_of(name, group, shared, zone) for name, group in row.groups.items()}
+    ungrouped = TokenRights(budget=KeyLimits(shared=shared.claims(None)))
+    rules = ClaimRules(row.claims.name, row.claims.group, groups, ungrouped)
+    return BearerTokens(verifier, _keys_of(row, earlier), rules)
+
+
+def _rights_of(name: str, row: TokenGroup, shared: SharedBudgets, zone: str) -> TokenRights:
+    """Return the rights of a group. It shares the budget of the group of client keys with the same name."""
+    group = name if name != OTHERS else None
+    limits = KeyLimits(limits_of(row.budget, zone), row.rpm, shared.claims(group), group)
+    return TokenRights(row.models, limits, row.admin)
 
 
 def check_token_issuer(row: TokenIssuer) -> None:

@@ -50,6 +50,7 @@ from gateway.server.endpoints import Forwarder
 from gateway.server.events import EventsApi
 from gateway.server.health import HealthApi, WorkerHealth
 from gateway.server.keyring import KeyRing
+from gateway.server.keys import KeysApi
 from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
@@ -58,6 +59,7 @@ from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.server.usage import UsageApi
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
+from gateway.stores.key_uses import KeyUses
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
@@ -186,8 +188,10 @@ class Worker:
         calls = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, metrics), _SHAPES)
         self._telemetry = _Telemetry(calls, metrics, otel)
         self._alerts = self._alerts_to(calls.alert_receivers(), settings, metrics)
-        observers = [learner, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
+        key_uses = KeyUses(store)
+        observers = [learner, key_uses, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
         unrecorded = UnrecordedRefusals(observers)
+        self._key_uses = key_uses
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what the parts of each configuration are made with
@@ -215,6 +219,7 @@ class Worker:
         self._store_url = settings.store.shown_url
         self.api = OwnApi(
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            KeysApi(store, lambda: self._parts.rules),
             UsageApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
@@ -396,6 +401,7 @@ class Worker:
         # They are closed from the last to the first, and each one even if another fails.
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.lasting.learner.aclose)
+            closing.push_async_callback(self._key_uses.aclose)
             closing.push_async_callback(self.lasting.settler.aclose)
             closing.push_async_callback(self.lasting.leases.aclose)
             closing.push_async_callback(self._telemetry.aclose)

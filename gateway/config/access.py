@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Literal
 
@@ -11,12 +12,14 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Positive, Section, duration
 from gateway.core.calling_agent import MAIN
+from gateway.core.expiry import date_or_time
 from gateway.core.http.addresses import is_private_address
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
 from gateway.core.ledger.charging import ANY_AGENT
 from gateway.core.ledger.closing import CLOSING_MESSAGE
 from gateway.core.ledger.session_key import is_reserved
+from gateway.core.ledger.windows import CALENDAR_UNITS, CalendarWindow, Window
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
@@ -37,7 +40,11 @@ class KeyBudget(Section):
     tokens: int | None = Field(None, ge=0, le=2**53, description="Most tokens; null: unlimited.")
     usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="Most US dollars; null: unlimited.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Most calls; null: unlimited.")
-    window: str | None = Field(None, description="The budget refills after this time, such as 1h or 1d; null: never.")
+    window: str | None = Field(
+        None,
+        description="The budget refills after this time, such as 1h or 1d, or at the beginning of each day, week or "
+        "month (see timezone); null: never.",
+    )
 
     @field_validator("usd")
     @classmethod
@@ -49,13 +56,18 @@ class KeyBudget(Section):
     @field_validator("window")
     @classmethod
     def _window(cls, value: str | None) -> str | None:
-        if value is not None:
-            duration(value)
+        if value is not None and value not in CALENDAR_UNITS:
+            try:
+                duration(value)
+            except ValueError as error:
+                raise ValueError(f"{error}; or day, week or month") from None
         return value
 
-    @property
-    def window_s(self) -> float | None:
-        """Return `window` in seconds."""
+    def window_in(self, zone: str) -> Window:
+        """Return `window` in seconds, or by the calendar of a time zone."""
+        unit = next((unit for unit in CALENDAR_UNITS if unit == self.window), None)
+        if unit is not None:
+            return CalendarWindow(unit, zone)
         return duration(self.window) if self.window is not None else None
 
 
@@ -69,6 +81,20 @@ class ClientKey(Section):
     models: tuple[str, ...] = Field((), description="Shell patterns of the models that it may call; empty: all.")
     budget: KeyBudget = Field(KeyBudget(), description="Budget of all its sessions together.")
     rpm: int | None = Field(None, ge=1, le=2**53, description="Most requests per minute; null: unlimited.")
+    expires: str | None = Field(
+        None, description="Date or time (see timezone) from which its calls are refused; null: never."
+    )
+
+    group: str | None = Field(None, description="Group of auth.groups whose budget it shares; null: none.")
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _expires(cls, value: object) -> object:
+        # YAML reads a date without quotes as a date.
+        text = value.isoformat() if isinstance(value, date) else value
+        if isinstance(text, str):
+            date_or_time(text)
+        return text
 
     @field_validator("name")
     @classmethod
@@ -178,12 +204,24 @@ class TokenIssuer(Section):
         return (self.audience,) if isinstance(self.audience, str) else self.audience
 
 
+class KeyGroup(Section):
+    """A group of client keys."""
+
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys and tokens of this group together.")
+
+
 class Auth(Section):
     """Client keys and the admin key."""
 
     keys: tuple[ClientKey, ...] = Field(
         (), description="Client keys. Without any key the gateway accepts every caller, so listen on loopback only."
     )
+    groups: dict[str, KeyGroup] = Field(
+        default_factory=dict,
+        description="Groups of client keys that share a budget. A key names its group. A group of the same name in "
+        "auth.jwt.groups shares it too.",
+    )
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys and tokens together.")
     required: bool = Field(
         default=False,
         description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in the "
@@ -209,6 +247,14 @@ class Auth(Section):
                 raise ValueError(f"keys[{pair[0]}] and keys[{pair[1]}] have the same {what}")
         return keys
 
+    @field_validator("groups")
+    @classmethod
+    def _groups(cls, groups: dict[str, KeyGroup]) -> dict[str, KeyGroup]:
+        for name in groups:
+            if not is_valid(name):
+                raise ValueError(f"{name!r} cannot be the name of a group; use {ID_FORM}")
+        return groups
+
     @field_validator("admin_key")
     @classmethod
     def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
@@ -219,6 +265,13 @@ class Auth(Section):
     def needs_credential(self) -> bool:
         """Return whether each call needs a client key or a token, even if the store has no client key."""
         return bool(self.keys) or self.required or self.jwt is not None
+
+    @model_validator(mode="after")
+    def _known_groups(self) -> Auth:
+        for index, key in enumerate(self.keys):
+            if key.group is not None and key.group not in self.groups:
+                raise ValueError(f"keys[{index}].group: auth.groups has no group {key.group!r}")
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:

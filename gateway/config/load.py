@@ -21,7 +21,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from gateway.config.access import KeyBudget
+from gateway.config.access import ClientKey
 from gateway.config.complaints import (
     models_without_provider,
     named_models,
@@ -45,6 +45,8 @@ from gateway.core.values import dataclass
 DEFAULT_FILE: Final = "gateway.yaml"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
+#: in place of the secret of a client key that is checked without it
+_NOT_KNOWN: Final = "-" * 16
 #: the flag with the one provider that replaces all others, and facts of its models
 ONLY_PROVIDER: Final = "only_provider"
 #: the keys with a path that is relative to the configuration
@@ -118,14 +120,14 @@ def load(
     return Loaded(settings, path, sources, notes)
 
 
-def key_budget(values: Mapping[str, object]) -> KeyBudget:
-    """Check the budget of a client key that does not come from the file.
+def client_key(name: str, settings: Mapping[str, object]) -> ClientKey:
+    """Check the settings of a client key that does not come from the file. Its secret is not known here.
 
     Raises:
         ConfigError: with all errors found.
     """
     try:
-        return KeyBudget.model_validate(values)
+        return ClientKey.model_validate({**settings, "name": name, "key": _NOT_KNOWN})
     except ValidationError as error:
         raise ConfigError(schema_errors(error)) from None
 

@@ -68,13 +68,15 @@ def _ignored_ca_files(settings: Settings) -> Iterator[str]:
 
 
 def _windows_without_limit(settings: Settings) -> Iterator[str]:
-    """Yield a note for each window of a client key, a group or a subagent without a limit.
+    """Yield a note for each window of client keys, tokens or a subagent without a limit.
 
     The window of sessions is not checked, because it also applies to sessions with their own budget.
     """
     budgets = {f"auth.keys[{index}].budget": key.budget for index, key in enumerate(settings.auth.keys)}
     groups = settings.auth.jwt.groups if settings.auth.jwt is not None else {}
     budgets |= {f"auth.jwt.groups.{name}.budget": group.budget for name, group in groups.items()}
+    budgets |= {f"auth.groups.{name}.budget": group.budget for name, group in settings.auth.groups.items()}
+    budgets["auth.budget"] = settings.auth.budget
     budgets |= {f"budget.agents.{name}": budget for name, budget in settings.budget.agents.items()}
     for path, budget in budgets.items():
         if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):

@@ -11,7 +11,7 @@ from gateway.core.bounded import BoundedDict
 from gateway.core.claims import MOST_NAMED, claim_at, group_of, namespace_of
 from gateway.core.errors import Forbidden, InvalidRequest, SigningKeysUnavailable, Unauthenticated
 from gateway.core.http.headers import CREDENTIALS, Headers, credential
-from gateway.core.ledger.arithmetic import Limits
+from gateway.core.ledger.arithmetic import AccountKey, Limits
 from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits
 from gateway.core.values import dataclass
 from gateway.server.auth import KeyRule, TokenCallers, digest
@@ -47,11 +47,13 @@ class ClaimRules:
         name: the path of the claim with its name.
         group: the path of the claim with its groups; None if there are no groups.
         groups: the rights of each group; the first one that the caller is in applies.
+        ungrouped: the rights of all callers if there are no groups.
     """
 
     name: str = "sub"
     group: str | None = None
     groups: Mapping[str, TokenRights] = field(default_factory=dict)
+    ungrouped: TokenRights = TokenRights()
 
     def rule(self, claims: Mapping[str, Any], token_digest: bytes) -> KeyRule:
         """Return the rule of the caller with these claims. `token_digest`: the digest of its token.
@@ -71,7 +73,7 @@ class ClaimRules:
 
     def _rights(self, claims: Mapping[str, Any]) -> TokenRights:
         if self.group is None:
-            return TokenRights()
+            return self.ungrouped
         group = group_of(claim_at(claims, self.group), self.groups)
         if group is None:
             raise Forbidden(
@@ -186,9 +188,9 @@ class BearerTokens(TokenCallers):
             )
         raise Unauthenticated("The token is signed with an unknown key. Get a new one from the identity provider.")
 
-    def limits(self) -> dict[str, Limits]:
-        """Return the budgets of the callers whose tokens this worker keeps, by namespace."""
-        return {kept.rule.name: kept.rule.budget.limits for kept in self._verified.values()}
+    def limits(self) -> dict[AccountKey, Limits]:
+        """Return the budgets of the callers whose tokens this worker keeps."""
+        return {AccountKey("key", kept.rule.name): kept.rule.budget.limits for kept in self._verified.values()}
 
     async def aclose(self) -> None:
         """Stop reading keys."""

@@ -30,6 +30,7 @@ from gateway.core.ledger.arithmetic import (
     Moment,
     Refused,
 )
+from gateway.core.ledger.windows import CalendarWindow
 from gateway.stores import clock
 
 logger = logging.getLogger("gateway")
@@ -108,7 +109,7 @@ class StaleAccounts:
         Only the end of a budget window does that on purpose, so without a window the store has lost data.
         """
         seen = self._seen.get(balance.key)
-        if seen is None or seen.limits.window_s is not None or balance.limits.window_s is not None:
+        if seen is None or seen.limits.window is not None or balance.limits.window is not None:
             return
         if seen.used.calls and (balance.used, balance.held) == (NOTHING, NOTHING):
             logger.error(
@@ -136,7 +137,7 @@ class StaleAccounts:
         if seen is None:
             return claim
         limits = seen.limits
-        known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window_s)
+        known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window)
         return replace(claim, configured=known)
 
     def balances(self, claims: Iterable[Claim]) -> tuple[Balance, ...]:
@@ -230,8 +231,8 @@ class StaleAccounts:
 
     def _rate(self, key: AccountKey, seen: Balance) -> Account | None:
         """Return the request count of the last outage, or None if its window is over or the store counted as many."""
-        counted, window_s = self._rates.get(key), seen.limits.window_s
-        if counted is None or counted.opened is None or window_s is None:
+        counted, window = self._rates.get(key), seen.limits.window
+        if counted is None or counted.opened is None or window is None or isinstance(window, CalendarWindow):
             return None
-        is_over = self._moment().since(counted.opened) >= window_s
+        is_over = self._moment().since(counted.opened) >= window
         return counted if not is_over and counted.used.calls > seen.used.calls else None

@@ -244,6 +244,35 @@ def test_a_group_gives_each_of_its_callers_models_and_a_budget(grouped: GatewayT
     assert call(grouped, other).error["code"] == "budget_exhausted"
 
 
+def test_callers_share_the_budget_of_the_group_of_keys_with_their_name_and_that_of_all_keys(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
+) -> None:
+    settings = provider.settings(claims={"group": "groups"}, groups={"research": {}, "*": {}})
+    shared = {
+        "auth.groups": {"research": {"budget": {"calls": 2}}},
+        "auth.budget": {"calls": 3},
+        "auth.keys": [{"name": "ci", "key": CLIENT_KEY, "group": "research"}],
+    }
+    gateway = gateway_server(mock_server.url, **{**settings, **shared})
+    assert call(gateway, {"x-api-key": CLIENT_KEY}).status == 200
+    assert call(gateway, bearer(token("ann", groups=["research"]))).status == 200
+    refused = call(gateway, bearer(token("ben", groups=["research"])))
+    assert refused.error["code"] == "budget_exhausted"
+    assert "research" in refused.error["message"]
+    assert call(gateway, bearer(token("carol"))).status == 200
+    assert call(gateway, bearer(token("dora"))).error["code"] == "budget_exhausted"
+    used = gateway.web.get("/api/usage?group_by=group").json["usage"]
+    assert {row["group"]: row["charged_calls"] for row in used}["research"] == 2
+
+
+def test_the_budget_of_all_keys_holds_for_tokens_without_groups(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{**provider.settings(), "auth.budget": {"calls": 1}})
+    assert call(gateway, bearer(token("ann"))).status == 200
+    assert call(gateway, bearer(token("ben"))).error["code"] == "budget_exhausted"
+
+
 def test_the_budget_of_a_caller_is_announced(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
 ) -> None:

@@ -53,7 +53,7 @@ def test_last_known_usage_and_holds_count_as_spent() -> None:
         (ALICE, Limits(tokens=1_000), Amount(), True),
         (ALICE, NO_LIMITS, Amount(), True),
         (ALICE, Limits(tokens=1_000), Amount(700, 0, 7), False),
-        (ALICE, Limits(tokens=1_000, window_s=60), Amount(), False),
+        (ALICE, Limits(tokens=1_000, window=60), Amount(), False),
         (KEY, Limits(tokens=1_000), Amount(), False),
     ],
     ids=["lost", "without a limit", "used", "in a window", "of a session"],
@@ -186,7 +186,7 @@ def test_hold_taken_before_the_next_outage_counts_as_spent() -> None:
 
 def test_requests_of_an_outage_count_for_the_rest_of_their_minute() -> None:
     clock = Clock()
-    stale, claim = StaleAccounts(clock), Claim(RATE, Limits(calls=2, window_s=60))
+    stale, claim = StaleAccounts(clock), Claim(RATE, Limits(calls=2, window=60))
     for number in range(2):
         assert isinstance(stale.reserve(hold(0, claim, number)), Granted)
         stale.settle(f"h{number}", Amount())
@@ -201,7 +201,7 @@ def test_requests_of_an_outage_count_for_the_rest_of_their_minute() -> None:
 
 def test_window_refills_during_an_outage() -> None:
     clock = Clock()
-    stale, claim = StaleAccounts(clock), Claim(KEY, Limits(tokens=100, window_s=60))
+    stale, claim = StaleAccounts(clock), Claim(KEY, Limits(tokens=100, window=60))
     assert isinstance(stale.reserve(hold(100, claim)), Granted)
     stale.settle(hold(100, claim).id, Amount(100))
     assert isinstance(stale.reserve(hold(1, claim, 2)), Refused)

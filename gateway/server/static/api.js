@@ -101,7 +101,7 @@ export async function api(path, options = {}) {
 }
 
 /**
- * @param {"PATCH" | "POST"} method
+ * @param {"PATCH" | "POST" | "DELETE"} method
  * @param {string} path
  * @param {unknown} [body]
  */

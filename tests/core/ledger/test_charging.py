@@ -59,7 +59,7 @@ def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session()
     assert [(one.key.kind, one.key.id) for one in claims] == [
         ("rate", ""), ("key", ""), ("session", "far"), ("session", "near"), ("session", "s"),
     ]  # fmt: skip
-    assert claims[0].configured == Limits(calls=5, window_s=60)
+    assert claims[0].configured == Limits(calls=5, window=60)
     assert claims[-1].declared == Limits(tokens=7)
     assert claims[2].declared.is_none, "what a call declares is for its own session"
     assert [key.kind for key in accounts_of(claims)] == ["key", "session", "session", "session"]
@@ -129,7 +129,7 @@ def test_remaining_fraction_ignores_holds() -> None:
 def test_accounts_have_their_configured_limits_without_a_call() -> None:
     session, key, unknown = AccountKey("session", "a", "s"), AccountKey("key", "a"), AccountKey("key", "b")
     policy = BudgetPolicy(session=Limits(tokens=9))
-    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {"a": Limits(calls=3)}, {}) == [
+    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {key: Limits(calls=3)}, {}) == [
         Claim(session, Limits(tokens=9)),
         Claim(key, Limits(calls=3)),
         Claim(unknown),
