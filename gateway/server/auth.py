@@ -174,6 +174,9 @@ class Authenticator:
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
         self._tokens = tokens
+        #: rules made from the keys that were read last, because each call needs one
+        self._stored_rules: dict[bytes, KeyRule] = {}
+        self._keys_of_rules: Mapping[bytes, StoredKey] = {}
         self._is_required = is_required
         self._shared = shared
         self._now = now
@@ -256,10 +259,13 @@ class Authenticator:
             return configured
         if self._tokens is not None and (verified := self._tokens.rule(value)) is not None:
             return verified
-        stored = self._stored().get(value)
-        if stored is None:
-            return None
-        return KeyRule.of(stored, value, self._shared)
+        keys = self._stored()
+        if keys is not self._keys_of_rules:
+            self._keys_of_rules, self._stored_rules = keys, {}
+        rule = self._stored_rules.get(value)
+        if rule is None and (key := keys.get(value)) is not None:
+            rule = self._stored_rules[value] = KeyRule.of(key, value, self._shared)
+        return rule
 
     def _rule_in_force(self, presented: Sequence[bytes]) -> KeyRule | None:
         """Return the first presented client key that is in force, or None if none is known.

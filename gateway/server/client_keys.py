@@ -85,12 +85,15 @@ def _merged_budget(key: StoredKey, asked: Any) -> dict[str, Any]:
     """Return the budget of a client key as in the configuration, with the requested changes.
 
     Raises:
-        ConfigError: it is no object.
+        ConfigError: it is no object, or a limit is true or false, which would be read as 1 or 0.
     """
     if asked is None:
         return {}
     if not isinstance(asked, dict):
         raise errors.ConfigError(["budget: must contain tokens, usd, calls or window; null removes the budget"])
+    for name, value in asked.items():
+        if isinstance(value, bool):
+            raise errors.ConfigError([f"budget.{name[:100]}: input should be a number, not true or false"])
     limits = key.limits
     present = {
         "tokens": limits.tokens,

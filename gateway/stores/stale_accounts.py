@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +40,13 @@ logger = logging.getLogger("gateway")
 _REMEMBERED: Final = 20_000
 #: Seconds after which the store may have expired a session that this worker saw.
 _EXPIRES_S: Final = 3_600.0
+
+#: accounts that never expire, as a log names them
+_OWNERS: Final[Mapping[str, str]] = {
+    "key": "client key",
+    "group": "the group of client keys",
+    "all": "the sum of client keys",
+}
 
 
 class StaleAccounts:
@@ -69,7 +76,7 @@ class StaleAccounts:
     def remember(self, balances: Iterable[Balance]) -> None:
         """Remember the balances that the store returned. Limits are the account's, not those that a call declared."""
         for balance in balances:
-            if balance.key.kind == "key":
+            if balance.key.kind in _OWNERS:
                 self._name_loss(balance)
             elif balance.key.kind == "session":
                 self._name_lost_session(balance)
@@ -113,9 +120,10 @@ class StaleAccounts:
             return
         if seen.used.calls and (balance.used, balance.held) == (NOTHING, NOTHING):
             logger.error(
-                'the store has lost what client key "%s" had used: %d tokens in %d calls when this worker looked last, '
+                'the store has lost what %s "%s" had used: %d tokens in %d calls when this worker looked last, '
                 "and nothing now, so that its budget has room again. Find out who deletes keys (a Redis needs "
                 "maxmemory-policy noeviction), and lower its budget by that until it is mended",
+                _OWNERS[balance.key.kind],
                 balance.key.namespace,
                 seen.used.tokens,
                 seen.used.calls,

@@ -61,6 +61,7 @@ def test_null_removes_a_setting_and_others_stay() -> None:
         ({"budget": 5}, "budget: must contain"),
         ({"budget": {"usd": -1}}, "budget.usd: "),
         ({"budget": {"euro": 1}}, "budget.euro: "),
+        ({"budget": {"tokens": True}}, "budget.tokens: input should be a number"),
         ({"budget": {"window": "soon"}}, "budget.window: must be a duration"),
         ({"budget": {"usd": None, "tokens": None, "window": "1h"}}, "budget.window: has no limit"),
         ({"group": "nobody"}, "group: auth.groups of the configuration has no group"),

@@ -33,6 +33,7 @@ from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import CallEnd, CallStart, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
+from tests.stores.conftest import OpenStore
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
 
@@ -958,6 +959,27 @@ async def test_a_window_by_days_ends_at_midnight_on_every_store(
     await granted(store, hold(daily, fixed=Amount(60)))
     await store.settle(spends(kept, Amount(25)))
     assert (await balance_of(store, daily)).used == Amount(25)
+
+
+async def test_a_worker_whose_clock_is_ahead_of_the_server_begins_a_day_once(
+    open_redis: OpenStore, hold: Make, moments: Time, clock: Clock
+) -> None:
+    store, daily = await open_redis(clock, moments), claim(KEY, 100, window=CalendarWindow("day"))
+    clock.time = time.time()
+    first = hold(daily, fixed=Amount(60))
+    await granted(store, first)
+    await store.settle(spends(first, Amount(60)))
+    left = (await balance_of(store, daily)).resets_s or 0
+    clock.time += left + 1  # after midnight, which is ahead of the server
+    second = hold(daily, fixed=Amount(70))
+    await granted(store, second)
+    await store.settle(spends(second, Amount(70)))
+    for now in (clock.time, clock.time - 2, clock.time):
+        clock.time = now
+        assert not (await refused(store, hold(daily, fixed=Amount(40)))).is_busy
+    moments.go_on(left + 1)
+    assert (await balance_of(store, daily)).used == Amount(70)
+    await store.aclose()
 
 
 async def test_a_clock_that_was_set_does_not_end_a_window_early(embedded: Store, hold: Make, moments: Time) -> None:

@@ -55,8 +55,9 @@ def test_last_known_usage_and_holds_count_as_spent() -> None:
         (ALICE, Limits(tokens=1_000), Amount(700, 0, 7), False),
         (ALICE, Limits(tokens=1_000, window=60), Amount(), False),
         (KEY, Limits(tokens=1_000), Amount(), False),
+        (AccountKey("group", "alice"), Limits(tokens=1_000), Amount(), True),
     ],
-    ids=["lost", "without a limit", "used", "in a window", "of a session"],
+    ids=["lost", "without a limit", "used", "in a window", "of a session", "of a group"],
 )
 def test_lost_account_of_a_client_key_is_logged_once(
     key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
@@ -70,7 +71,8 @@ def test_lost_account_of_a_client_key_is_logged_once(
             stale.remember([Balance(key, limits, now, Amount())])
     said = [*map(logging.LogRecord.getMessage, caplog.records)]
     assert len(said) == is_said
-    assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
+    assert not said or ' "alice" had used: 800 tokens in 8 calls' in said[0]
+    assert not said or key != ALICE or 'client key "alice"' in said[0]
 
 
 GONE = Balance(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.ledger.arithmetic import (
     MOST,
+    NO_LIMITS,
     AccountKey,
     Amount,
     Balance,
@@ -17,9 +18,11 @@ from gateway.core.ledger.arithmetic import (
     Moment,
 )
 from gateway.core.ledger.charging import (
+    ALL_KEYS,
     BudgetPolicy,
     ChargedAccounts,
     KeyLimits,
+    SharedBudgets,
     TokenRate,
     accounts_of,
     budgets_in,
@@ -124,6 +127,19 @@ def test_remaining_fraction_ignores_holds() -> None:
     rate = Balance(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
     assert not budgets_in([rate]), "the count of requests is no budget"
     assert not limits_output([balance(Limits(calls=1))])
+
+
+def test_client_keys_claim_the_limited_accounts_that_they_share() -> None:
+    shared = SharedBudgets(Limits(calls=9), {"research": Limits(tokens=5), "free": NO_LIMITS})
+    whole, group = Claim(ALL_KEYS, Limits(calls=9)), Claim(AccountKey("group", "research"), Limits(tokens=5))
+    assert shared.claims("research") == (whole, group)
+    assert shared.claims("free") == shared.claims("gone") == shared.claims(None) == (whole,)
+    assert SharedBudgets().claims("research") == ()
+    charged = ChargedAccounts("alice", KeyLimits(Limits(calls=3), 5, shared.claims("research")))
+    claims = claims_of(BudgetPolicy(), charged)
+    assert [claim.key.kind for claim in claims] == ["rate", "all", "group", "key"]
+    known = shared.limits()
+    assert claims_on(accounts_of(claims), BudgetPolicy(), known, {})[:2] == [whole, group]
 
 
 def test_accounts_have_their_configured_limits_without_a_call() -> None:
