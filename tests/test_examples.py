@@ -87,6 +87,7 @@ def test_the_commented_examples_in_gateway_yaml_are_valid(tmp_path: Path) -> Non
     file.write_text(uncommented())
     settings = config.load(file, environment={"ALICE_KEY": "0123456789abcdef"}).settings
     assert settings.auth.keys
+    assert settings.auth.jwt
     assert settings.models
 
 

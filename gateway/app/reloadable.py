@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from gateway import config
 from gateway.app.assembly import assemble
 from gateway.app.resources import Tls, logs_json, planner_of, upstreams_of
+from gateway.app.token_issuer import bearer_tokens_of
 from gateway.budget.reservation import Budgets
 from gateway.call.types import SessionPolicy
 from gateway.config.model_catalog import Catalog
@@ -47,9 +48,10 @@ from gateway.counters.registry import Counters
 from gateway.pipeline.exchange import Gateway
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.bearer_tokens import BearerTokens
 from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import ServerRules
-from gateway.server.health import ProviderHealth
+from gateway.server.health import IdentityProviderHealth, ProviderHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.fallback import FallbackStore
@@ -136,10 +138,14 @@ class Lasting:
 class Parts:
     """The parts of a worker that one configuration makes: authentication, routes, connections and rules."""
 
-    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
+    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls, earlier: Parts | None = None) -> None:
         self.settings = settings
         self._keys = lasting.keys
         self._store = lasting.store
+        #: the callers of bearer tokens; keys of the identity provider that `earlier` parts know stay known
+        self.bearer_tokens: BearerTokens | None = bearer_tokens_of(
+            settings, earlier.bearer_tokens if earlier is not None else None
+        )
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
@@ -150,6 +156,7 @@ class Parts:
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
+            self.bearer_tokens,
             is_required=settings.auth.required,
             shared=shared,
         )
@@ -200,7 +207,8 @@ class Parts:
         """Return the accounts that calls were charged to, with the limits that this configuration sets, each once."""
         accounts = dict.fromkeys(account for call in calls for account in call.accounts)
         keys = (*self._keys.keys.values(), *self.rules.configured_keys)
-        limits = {AccountKey("key", key.name): key.limits for key in keys} | self.rules.key_context.shared.limits()
+        limits = self.bearer_tokens.limits() if self.bearer_tokens is not None else {}
+        limits |= {AccountKey("key", key.name): key.limits for key in keys} | self.rules.key_context.shared.limits()
         types = await self._agent_types(accounts)
         types |= {
             call.session.agent_account(call.agent.id): call.agent.type
@@ -214,11 +222,18 @@ class Parts:
         rows = self.settings.providers
         return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
 
+    def identity_provider(self) -> IdentityProviderHealth | None:
+        """Return the health of the identity provider, or None if no tokens are accepted."""
+        tokens = self.bearer_tokens
+        return IdentityProviderHealth(tokens.issuer, tokens.keys.failure) if tokens is not None else None
+
     async def aclose(self) -> None:
         """End the calls of this configuration, and close its connections."""
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_callback(upstream.aclose)
+            if self.bearer_tokens is not None:
+                closing.push_async_callback(self.bearer_tokens.aclose)
             closing.push_async_callback(self.forwarder.close)
 
     async def retire(self) -> None:

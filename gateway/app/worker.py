@@ -289,6 +289,7 @@ class Worker:
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
             unrecorded_refusals=self.lasting.unrecorded.newest(),
+            identity_provider=self._parts.identity_provider(),
         )
 
     def _state(self) -> WorkerState:
@@ -356,7 +357,7 @@ class Worker:
         """
         settings, needing_restart = self._reread()
         add_counters(self.lasting.counters, settings)
-        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
+        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers), self._parts)
         if old.forwarder.is_stopping:
             # The worker is stopping: a reload must not accept calls again.
             self._parts.forwarder.stop_accepting()

@@ -163,8 +163,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     secret = new_secret()
     with _option_errors(asked):
         key = new_key(name, asked, secret, time.time(), _context(config))
-    is_open = not auth.keys and not auth.required
-    if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
+    if not auth.needs_credential and not with_store(config, store, lambda opened: opened.keys(), make=True):
         _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     row = with_store(config, store, lambda opened: _add(opened, key), make=True)
     if row is None:

@@ -234,6 +234,8 @@ def _is_no_secret(location: tuple[int | str, ...]) -> bool:
             return True
         case ("auth", "keys", _, "budget" | "rpm", *_) | ("auth", "budget" | "groups", *_):
             return True
+        case ("auth", "jwt", "groups", _, "budget" | "rpm", *_) | ("auth", "jwt", "leeway_s"):
+            return True
     return False
 
 

@@ -1,4 +1,4 @@
-"""Authenticate callers: client keys, the admin key, and requests without either.
+"""Authenticate callers: client keys, bearer tokens, the admin key, and requests without any of them.
 
 Keys are hashed and looked up by digest. So the response time does not reveal how much of a guessed key is correct.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
@@ -38,11 +38,12 @@ THIS_MACHINE: Final = "this machine without a key"
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """One client key: its name, digest, allowed models and budget.
+    """One client key, or one token: its name, digest, allowed models and budget.
 
     Attributes:
         expires_at: Unix time in seconds from which the key is refused; None: never.
         replaced_until: the same for this secret, if a rotation has replaced it.
+        is_admin: it may use /api like the admin key.
     """
 
     name: str
@@ -51,6 +52,7 @@ class KeyRule:
     budget: KeyLimits = NO_KEY_BUDGET
     expires_at: float | None = None
     replaced_until: float | None = None
+    is_admin: bool = False
 
     @classmethod
     def of(cls, key: StoredKey, secret: bytes, shared: SharedBudgets) -> KeyRule:
@@ -75,6 +77,22 @@ class KeyRule:
 
 def _shown(time: float) -> str:
     return time_text(time).replace(".000Z", "Z")
+
+
+class TokenCallers(Protocol):
+    """The callers of bearer tokens of the identity provider."""
+
+    async def verify(self, headers: Headers) -> None:
+        """Verify the tokens in the headers.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        ...
+
+    def rule(self, token_digest: bytes) -> KeyRule | None:
+        """Return the rule of a verified token by its digest, or None."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +156,7 @@ class Authenticator:
         admin_key: key for changes under /api; None: only this machine may make changes.
         origins: origins of other web pages that may call.
         stored: returns the present client keys of the store, by digest.
+        tokens: the callers of bearer tokens; None: no tokens are accepted.
         is_required: every call needs a client key, even if none exists.
         shared: the budgets that client keys of the store share.
         now: returns Unix time in seconds.
@@ -149,6 +168,7 @@ class Authenticator:
         admin_key: str | None,
         origins: Sequence[str] = (),
         stored: Callable[[], Mapping[bytes, StoredKey]] = dict,
+        tokens: TokenCallers | None = None,
         *,
         is_required: bool = False,
         shared: SharedBudgets = _NOTHING_SHARED,
@@ -157,6 +177,7 @@ class Authenticator:
         self._origins = frozenset(origins)
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
+        self._tokens = tokens
         #: rules made from the keys that were read last, because each call needs one
         self._stored_rules: dict[bytes, KeyRule] = {}
         self._keys_of_rules: Mapping[bytes, StoredKey] = {}
@@ -164,6 +185,15 @@ class Authenticator:
         self._shared = shared
         self._now = now
         self._admin = digest(admin_key) if admin_key is not None else None
+
+    async def verify_tokens(self, headers: Headers) -> None:
+        """Verify bearer tokens, before `caller` or `api` looks for the caller.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        if self._tokens is not None:
+            await self._tokens.verify(headers)
 
     def caller(self, headers: Headers, peer: str | None, *, reads: bool = False) -> Caller:
         """Return the caller of a request that is to be forwarded.
@@ -186,6 +216,9 @@ class Authenticator:
                 raise Unauthenticated(
                     'The request has no known client key. Send one as "Authorization: Bearer KEY" or in x-api-key. '
                     "Configure keys in auth.keys, or create one: gateway keys add NAME."
+                    if self._tokens is None
+                    else "The request has no known client key, and no token of the issuer in auth.jwt.issuer. Send one "
+                    'of them as "Authorization: Bearer TOKEN" or in x-api-key.'
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         origin = _origin(headers)
@@ -208,7 +241,8 @@ class Authenticator:
         rule = self._rule_in_force(presented)
         if rule is not None:
             # A client key selects its own sessions, also for requests from this machine.
-            return Access(rule.name, admin=False, limits=rule.budget.limits, shared=rule.budget.shared)
+            own = Access(rule.name, admin=False, limits=rule.budget.limits, shared=rule.budget.shared)
+            return Access(None, admin=True, actor=f"token of {rule.name}") if rule.is_admin else own
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
             return Access(None, admin=True, actor=THIS_MACHINE)
         if not self.needs_key and presented and not _is_loopback(peer):
@@ -220,13 +254,15 @@ class Authenticator:
     @property
     def needs_key(self) -> bool:
         """Return whether calls need a client key."""
-        return self._is_required or bool(self._configured or self._stored())
+        return self._is_required or self._tokens is not None or bool(self._configured or self._stored())
 
     def _rule(self, value: bytes) -> KeyRule | None:
         """Return the client key with this digest, or None. A configured key has priority over a stored one."""
         configured = self._configured.get(value)
         if configured is not None:
             return configured
+        if self._tokens is not None and (verified := self._tokens.rule(value)) is not None:
+            return verified
         keys = self._stored()
         if keys is not self._keys_of_rules:
             self._keys_of_rules, self._stored_rules = keys, {}

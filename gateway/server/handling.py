@@ -123,6 +123,7 @@ async def access_of(rules: Callable[[], ServerRules], request: Request) -> Acces
     await rules().keys.ready()
     in_force = rules()
     try:
+        await in_force.authenticator.verify_tokens(headers)
         return in_force.authenticator.api(headers, peer)
     except errors.Unauthenticated as fault:
         # A request without a credential comes from the dashboard, which then asks the user for a key.

@@ -617,6 +617,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                 ),
                 "refusals by this worker without a call record, newest first, at most 50",
             ),
+            "identity_provider": nullable(
+                record(
+                    "the identity provider of auth.jwt",
+                    {
+                        "issuer": text(),
+                        "problem": text("why its keys could not be read the last time", null=True),
+                    },
+                )
+            ),
         },
     ),
     "Alive": record("the process is running", {"status": text(one_of=("alive",))}),

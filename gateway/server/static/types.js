@@ -197,6 +197,7 @@
  * @property {string | null} default_provider
  * @property {Provider[]} providers
  * @property {UnrecordedRefusal[]} unrecorded_refusals
+ * @property {{issuer: string, problem: string | null} | null} identity_provider
  */
 
 /**
