@@ -35,7 +35,7 @@ class Author:
     """Who makes a change.
 
     Attributes:
-        actor: the credential: the name of a key, or a description such as "admin key".
+        actor: the credential, such as "admin key" or "token of NAME".
         origin: the address of the caller, or USER@HOST of a command.
     """
 

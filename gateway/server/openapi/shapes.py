@@ -492,7 +492,9 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "at": text("time of the change"),
             "action": text(f"{', '.join(ACTIONS)}; `unreadable` for an entry that is damaged"),
             "target": text(f"session as KEY/ID, name of a client key, or `{CONFIGURATION}`"),
-            "actor": text("credential: name of a key, `admin key`, `this machine without a key`, or `command line`"),
+            "actor": text(
+                "credential: `admin key`, `token of NAME`, `this machine without a key`, `command line` or `signal SIGHUP`"
+            ),
             "origin": text("address of the connection; for a command USER@HOST"),
             "old": {"description": "what was in force before; null: nothing, or not known"},
             "new": {"description": "what is in force since; null: nothing"},
