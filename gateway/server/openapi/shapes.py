@@ -493,7 +493,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "action": text(f"{', '.join(ACTIONS)}; `unreadable` for an entry that is damaged"),
             "target": text(f"session as KEY/ID, name of a client key, or `{CONFIGURATION}`"),
             "actor": text(
-                "credential: `admin key`, `token of NAME`, `this machine without a key`, `command line` or `signal SIGHUP`"
+                "`admin key`, `token of NAME`, `this machine without a key`, `command line` or `signal SIGHUP`"
             ),
             "origin": text("address of the connection; for a command USER@HOST"),
             "old": {"description": "what was in force before; null: nothing, or not known"},
