@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
-VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/models", "#/health")
+VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/usage", "#/models", "#/health")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,

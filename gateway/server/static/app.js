@@ -17,6 +17,7 @@ const VIEWS = {
   sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
   session: async (id, params) => (await import("./views/session.js")).session(id, params),
   call: async (id) => (await import("./views/call.js")).call(id),
+  usage: async (_, params) => (await import("./views/usage.js")).usage(params),
   models: async (_, params) => (await import("./views/models.js")).models(params),
   health: async () => (await import("./views/health.js")).health(),
 };
@@ -73,8 +74,10 @@ function drop() {
 function mark(view) {
   for (const link of document.querySelectorAll("nav a")) {
     const isHere = link.getAttribute("data-view") === (PARENTS[view] ?? view);
-    if (isHere) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (isHere) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" });
+    } else link.removeAttribute("aria-current");
   }
 }
 

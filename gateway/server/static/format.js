@@ -162,6 +162,14 @@ export function timeOf(seconds, isShort = false) {
   return isToday ? time : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
 }
 
+/**
+ * Format a day of UTC, such as `Nov 28`.
+ * @param {number} day counted from 1970
+ */
+export function dayOf(day) {
+  return new Date(day * 86_400_000).toLocaleDateString([], { month: "short", day: "numeric", timeZone: "UTC" });
+}
+
 /** Update the texts of `ago` every 5 seconds. */
 export function keepTimes() {
   setInterval(() => {

@@ -215,6 +215,17 @@
  */
 
 /**
+ * A line of a report of usage: its labels, and the numbers of their calls.
+ * @typedef {{start?: string, calls: number, charged_calls: number, refused_calls: number, failed_calls: number,
+ *   unpriced_calls: number, input_tokens: number, cache_read_tokens: number, output_tokens: number,
+ *   total_tokens: number, cost_usd: string, [label: string]: string | number | undefined}} UsageLine
+ */
+
+/**
+ * @typedef {{usage: UsageLine[], total: UsageLine}} UsageReport
+ */
+
+/**
  * A view. `update` is called if the address changed, but not the view.
  * @typedef {object} View
  * @property {string} title

@@ -61,6 +61,19 @@ export function outcome(call) {
   );
 }
 
+/**
+ * Return the number of calls by what became of them: `34 charged, 7 refused`.
+ * @param {{charged_calls: number, refused_calls: number, failed_calls: number}} counts
+ */
+export function countsOf({ charged_calls: charged, refused_calls: refused, failed_calls: failed }) {
+  const parts = [
+    `${number(charged)} charged`,
+    refused ? `${number(refused)} refused` : "",
+    failed ? `${number(failed)} failed` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
 /** @param {Call[]} calls */
 export function cachedShare(calls) {
   let input = 0;

@@ -237,7 +237,10 @@ function columns() {
     row.derived_id
       ? h(
           "span",
-          { class: "badge", title: "The client named no session. The id was derived from the start of the conversation." },
+          {
+            class: "badge",
+            title: "The client named no session. The id was derived from the start of the conversation.",
+          },
           "derived",
         )
       : null,

@@ -1,0 +1,125 @@
+"""Usage and filters in the dashboard, in a real browser: who spent what, which calls are listed, kept in the URL."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from gateway.core.calling_agent import CallingAgent
+from gateway.core.ledger.session_key import SessionKey
+from gateway.core.record import CallRecord
+from gateway.mock import MockServer
+from tests.support import browsers, records
+from tests.support.gateways import GatewayThread
+from tests.support.web import Web
+
+pytestmark = pytest.mark.long
+
+ADMIN = "admin-key-0123456789"
+KEYS = {"alice": "alice-key-0123456789", "bob": "bob-key-9876543210"}
+DAY_S = 86_400
+
+
+def spent(key: str, days_ago: float, cost: str | None, model: str = "mock-large") -> CallRecord:
+    record = records.record("work", time.time() - days_ago * DAY_S, model=model, cost=cost or "0")
+    charge = record.charge
+    assert charge is not None
+    if cost is None:
+        charge = replace(charge, cost_usd=None)
+    return replace(record, session=SessionKey(key, "work"), charge=charge, agent=CallingAgent("x", "Explore"))
+
+
+@pytest.fixture(scope="module")
+def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
+    """Yield a gateway whose client keys have spent something on several days."""
+    folder = tmp_path_factory.mktemp("usage")
+    old = [spent("alice", 2, "3"), spent("alice", 1, "1"), spent("bob", 1, "2"), spent("bob", 40, "10")]
+    records.settle(folder / "gateway.db", [*old, spent("bob", 1, None, "free-model")])
+    flags = {
+        "auth.admin_key": ADMIN,
+        "auth.keys": [{"name": name, "key": key} for name, key in KEYS.items()],
+        "sessions.ttl": "3000d",
+        "budget.tokens": 100_000,
+    }
+    gateway = GatewayThread(folder, mock_server.url, flags)
+    yield gateway
+    gateway.stop()
+
+
+def web(site: GatewayThread, key: str) -> Web:
+    return Web(site.url, {"authorization": f"Bearer {key}"})
+
+
+@pytest.fixture
+def page(browser: Browser, site: GatewayThread) -> Iterator[Page]:
+    with browsers.opened(browser) as watched:
+        yield as_caller(watched.page, ADMIN)
+
+
+def as_caller(page: Page, key: str) -> Page:
+    page.add_init_script(f"sessionStorage.setItem('gateway.key', '{key}')")
+    return page
+
+
+def rows(page: Page, table: str) -> list[str]:
+    texts = page.get_by_role("region", name=table).locator("tbody tr:not(.spacer)").all_inner_texts()
+    return [re.sub(r"\s+", " ", text.replace("\u202f", " ")).strip() for text in texts]
+
+
+# --- usage --------------------------------------------------------------------------------------------------------
+
+
+def test_usage_lists_the_top_spenders_and_says_what_has_no_price(page: Page, site: GatewayThread) -> None:
+    page.goto(f"{site.url}/ui#/usage")
+    expect(page.locator(".tile", has_text="Cost").locator(".value")).to_have_text("≥ $6")
+    expect(page.get_by_text("The price of the model is unknown for 1 call")).to_be_visible()
+    assert rows(page, "Usage by key") == [
+        "alice $4 67 % 2,020 0 % 2 charged",
+        "bob ≥ $2 33 % 2,020 0 % 2 charged",
+    ]
+    expect(page.locator("figure canvas")).to_be_visible()
+    page.get_by_role("button", name="90 days").click()
+    expect(page).to_have_url(re.compile("days=90"))
+    expect(page.locator(".tile", has_text="Cost").locator(".value")).to_have_text("≥ $16")
+    assert rows(page, "Usage by key")[0].startswith("bob ≥ $12 75 %")
+    page.get_by_role("button", name="Model").click()
+    expect(page).to_have_url(re.compile("by=model"))
+    assert rows(page, "Usage by model")[1].startswith("free-model unknown")
+    page.get_by_role("button", name="Tokens").click()
+    page.reload()
+    for name in ("Model", "Tokens", "90 days"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_bars_of_usage_are_stacked_and_their_legend_shows_the_parts(page: Page, site: GatewayThread) -> None:
+    page.goto(f"{site.url}/ui#/usage?days=7")
+    figure = page.locator("figure")
+    box = figure.locator(".u-over").bounding_box()
+    assert box is not None
+    # Yesterday is the sixth of seven bars.
+    page.mouse.move(box["x"] + box["width"] * 5.6 / 7.2, box["y"] + 20)
+    expect(figure).to_contain_text(re.compile(r"alice \$1\s*bob \$2"))
+
+
+def test_a_spender_opens_the_usage_of_this_key_by_model(page: Page, site: GatewayThread) -> None:
+    page.goto(f"{site.url}/ui#/usage")
+    page.get_by_role("link", name="bob").click()
+    expect(page.get_by_text("Only Key bob")).to_be_visible()
+    assert [row.split()[0] for row in rows(page, "Usage by model")] == ["mock-large", "free-model"]
+    page.get_by_role("link", name="show all").click()
+    expect(page.get_by_text("Only Key bob")).to_be_hidden()
+
+
+def test_a_client_key_sees_only_its_own_usage(browser: Browser, site: GatewayThread) -> None:
+    with browsers.opened(browser) as watched:
+        page = as_caller(watched.page, KEYS["alice"])
+        page.goto(f"{site.url}/ui#/usage?key=bob")
+        expect(page.get_by_role("heading", name="No usage in the last 30 days")).to_be_visible()
+        page.goto(f"{site.url}/ui#/usage")
+        expect(page.locator(".tile", has_text="Cost").locator(".value")).to_have_text("$4")
+        assert [row.split()[0] for row in rows(page, "Usage by key")] == ["alice"]
