@@ -16,7 +16,7 @@ from gateway.core.record import CallRecord
 from gateway.mock import MockServer
 from tests.support import browsers, records
 from tests.support.gateways import GatewayThread
-from tests.support.web import Web
+from tests.support.web import CHAT, HI, Web
 
 pytestmark = pytest.mark.long
 
@@ -31,7 +31,7 @@ def spent(key: str, days_ago: float, cost: str | None, model: str = "mock-large"
     assert charge is not None
     if cost is None:
         charge = replace(charge, cost_usd=None)
-    return replace(record, session=SessionKey(key, "work"), charge=charge, agent=CallingAgent("x", "Explore"))
+    return replace(record, session=SessionKey(key, "work"), charge=charge, agent=CallingAgent("x", type="Explore"))
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +123,48 @@ def test_a_client_key_sees_only_its_own_usage(browser: Browser, site: GatewayThr
         page.goto(f"{site.url}/ui#/usage")
         expect(page.locator(".tile", has_text="Cost").locator(".value")).to_have_text("$4")
         assert [row.split()[0] for row in rows(page, "Usage by key")] == ["alice"]
+
+
+# --- filters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(site: GatewayThread) -> None:
+    for name, key in KEYS.items():
+        for model, mock in (("mock-small", ""), ("mock-large", "status=500")):
+            headers = {"x-session-id": f"{name}-today", "x-session-tag": f"tag-{name}", "x-mock": mock}
+            web(site, key).post(CHAT, {"model": model, "messages": HI}, headers)
+
+
+def test_calls_are_filtered_and_new_ones_are_added(page: Page, site: GatewayThread, called: None) -> None:
+    page.goto(f"{site.url}/ui#/")
+    page.get_by_text("Filters").click()
+    page.get_by_label("Key").select_option("alice")
+    page.get_by_label("Status").select_option("failed")
+    listed = page.get_by_role("region", name="Calls, newest first").locator("tbody tr:not(.spacer)")
+    expect(listed).to_have_count(1)
+    expect(listed).to_contain_text("mock-large")
+    expect(page).to_have_url(re.compile(r"key=alice&status=failed"))
+    page.reload()
+    expect(listed).to_have_count(1)
+    expect(page.get_by_label("Status")).to_have_value("failed")
+    body = {"model": "mock-large", "messages": HI}
+    for key in KEYS.values():
+        web(site, key).post(CHAT, body, {"x-session-id": "again", "x-mock": "status=500"})
+    expect(listed).to_have_count(2)
+    page.get_by_role("button", name="Clear").click()
+    expect(page.get_by_role("link", name="bob/again")).to_be_visible()
+    assert "key=" not in page.url
+    page.goto(f"{site.url}/ui#/?tag=nobody")
+    expect(page.get_by_role("heading", name="No call found")).to_be_visible()
+
+
+def test_sessions_are_filtered_by_key_and_time(page: Page, site: GatewayThread, called: None) -> None:
+    page.goto(f"{site.url}/ui#/sessions?key=bob&since=24h")
+    names = page.get_by_role("region", name="Sessions").locator("tbody tr:not(.spacer) th")
+    expect(page.get_by_role("link", name="bob/bob-today")).to_be_visible()
+    assert all(name.startswith("bob/") for name in names.all_inner_texts())
+    assert "bob/work" not in names.all_inner_texts()
+    page.get_by_label("Time").select_option("")
+    expect(page.get_by_role("link", name="bob/work")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"sessions\?key=bob$"))

@@ -13,7 +13,7 @@ import { here } from "./router.js";
 
 /** @type {Record<string, (id: string, params: URLSearchParams) => Promise<View>>} each is loaded when it is shown for the first time */
 const VIEWS = {
-  live: async () => (await import("./views/live.js")).live(),
+  live: async (_, params) => (await import("./views/live.js")).live(params),
   sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
   session: async (id, params) => (await import("./views/session.js")).session(id, params),
   call: async (id) => (await import("./views/call.js")).call(id),

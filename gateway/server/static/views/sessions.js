@@ -8,6 +8,7 @@ import { feed } from "../feed.js";
 import { ago, compact, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
+import { Filters } from "./filters.js";
 
 /** @typedef {import("../types.js").Session} Session */
 
@@ -27,18 +28,18 @@ const SORTS = /** @type {[string, string][]} */ ([
  * @returns {Promise<import("../types.js").View>}
  */
 export async function sessions(params) {
-  const list = new List(params.get("sort") ?? "recent", params.get("q") ?? "");
+  const list = new List(params);
   await list.load();
   list.start();
   return { title: "Sessions", element: list.element, update: (next) => list.update(next), close: () => list.close() };
 }
 
 class List {
-  /**
-   * @param {string} sort
-   * @param {string} part
-   */
-  constructor(sort, part) {
+  /** @param {URLSearchParams} params */
+  constructor(params) {
+    const sort = params.get("sort") ?? "recent";
+    const part = params.get("q") ?? "";
+    this.filters = new Filters(["key", "since"], params, () => this.show());
     this.sort = SORTS.some(([name]) => name === sort) ? sort : "recent";
     this.part = part;
     /** @type {Session[]} */
@@ -75,6 +76,7 @@ class List {
         { class: "controls" },
         h("label", { class: "find" }, h("span", {}, "Find "), this.field),
         this.order.element,
+        this.filters.element,
       ),
       this.place,
     );
@@ -100,18 +102,27 @@ class List {
   update(params) {
     const part = params.get("q") ?? "";
     if (part !== this.part) this.field.value = part;
-    this.go(params.get("sort") ?? "recent", part);
+    const isChanged = this.filters.set(params);
+    this.go(params.get("sort") ?? "recent", part, isChanged);
   }
 
   /**
    * @param {string} sort
    * @param {string} part
+   * @param {boolean} [isChanged] a filter was changed
    */
-  async go(sort, part) {
-    if (sort === this.sort && part === this.part) return;
+  async go(sort, part, isChanged = false) {
+    if (sort === this.sort && part === this.part && !isChanged) return;
     this.sort = sort;
     this.part = part;
-    replace(to("sessions", "", { sort: sort === "recent" ? "" : sort, q: part }));
+    await this.show();
+  }
+
+  /** Show the first page of the list. */
+  async show() {
+    replace(
+      to("sessions", "", { sort: this.sort === "recent" ? "" : this.sort, q: this.part, ...this.filters.values }),
+    );
     this.order.press(this.sort);
     this.table.element.scrollTop = 0;
     fill(this.place, loading());
@@ -131,7 +142,9 @@ class List {
    * @param {import("../api.js").Options} [options]
    */
   page(cursor, options) {
-    const query = new URLSearchParams({ limit: String(this.size), sort: this.sort });
+    const query = this.filters.query();
+    query.set("limit", String(this.size));
+    query.set("sort", this.sort);
     if (this.part) query.set("q", this.part);
     if (cursor) query.set("cursor", cursor);
     return api(`api/sessions?${query}`, options);
@@ -203,6 +216,8 @@ class List {
 
   nothing() {
     if (this.cursor !== null) return loading("Searching older sessions …");
+    if (this.filters.size)
+      return notice("No session found", "No session has all these values. Remove a filter, or choose a longer time.");
     if (this.part)
       return notice(
         "No session found",

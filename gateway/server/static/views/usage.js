@@ -176,7 +176,11 @@ class UsageView {
       { href: this.address(Object.fromEntries(this.wanted.map(([name]) => [name, null]))) },
       "show all",
     );
-    fill(this.only, "Only ", ...parts, all);
+    const wanted = Object.fromEntries(this.wanted);
+    // The list of calls has no filter for providers.
+    const calls = wanted.provider ? [] : [h("a", { href: to("live", "", wanted) }, "newest calls"), " · "];
+    const sessions = wanted.key ? [h("a", { href: to("sessions", "", { key: wanted.key }) }, "sessions"), " · "] : [];
+    fill(this.only, "Only ", ...parts.flat(), "· ", ...sessions, ...calls, all);
     if (!total.calls) {
       this.forget();
       fill(this.body, nothing(this.days));
