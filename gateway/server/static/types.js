@@ -164,6 +164,7 @@
  * @property {string | null} [agent_type]
  * @property {string | null} [parent_agent]
  * @property {string | null} [request_class]
+ * @property {Record<string, string>} [labels] such as the tag
  */
 
 /**

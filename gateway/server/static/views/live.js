@@ -48,7 +48,13 @@ export async function live(params) {
   const table = new Table({
     label: "Calls, newest first",
     columns: [
-      { name: "Time", width: "6.2rem", narrow: "6.1rem", show: timeLink },
+      {
+        name: "When",
+        width: "6.2rem",
+        narrow: "6.1rem",
+        show: timeLink,
+        below: ({ duration_ms: took }) => milliseconds(took),
+      },
       ...callColumns({ withSession: true }),
     ],
     key: (call) => call.call_id,

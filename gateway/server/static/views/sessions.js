@@ -5,9 +5,10 @@
 import { api } from "../api.js";
 import { choice, fill, h, loading, meter, notice } from "../dom.js";
 import { feed } from "../feed.js";
-import { ago, compact, number, percent, usd } from "../format.js";
+import { ago, compact, many, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
+import { sessionLink, tagOf } from "./calls.js";
 import { Filters } from "./filters.js";
 
 /** @typedef {import("../types.js").Session} Session */
@@ -76,8 +77,8 @@ class List {
         { class: "controls" },
         h("label", { class: "find" }, h("span", {}, "Find "), this.field),
         this.order.element,
-        this.filters.element,
       ),
+      this.filters.element,
       this.place,
     );
     this.stop = () => {};
@@ -247,28 +248,43 @@ function same(old, row) {
 
 /** @returns {import("../table.js").Column<Session>[]} */
 function columns() {
-  const name = (/** @type {Session} */ row) => [
-    h("a", { class: "mono", href: to("session", row.id), title: row.id }, row.id),
-    row.derived_id
-      ? h(
-          "span",
-          {
-            class: "badge",
-            title: "The client named no session. The id was derived from the start of the conversation.",
-          },
-          "derived",
-        )
-      : null,
-  ];
+  // The newest calls tell the tag of a session.
+  const tag = (/** @type {Session} */ row) => feed.calls.find((call) => call.session === row.id)?.labels?.tag;
+  const name = (/** @type {Session} */ row) =>
+    sessionLink(
+      row.id,
+      tag(row),
+      row.derived_id
+        ? h(
+            "span",
+            {
+              class: "badge",
+              title: "The client named no session. The id was derived from the start of the conversation.",
+            },
+            "derived",
+          )
+        : null,
+    );
   const usage = (/** @type {Session} */ row) => row.cumulative_token_usage;
   return [
-    { name: "Session", show: name },
-    { name: "Last call", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.last_call_at) },
+    {
+      name: "Session",
+      show: name,
+      below: (row) => `${many(row.calls, "call")}, ${compact(usage(row).total_tokens)} tokens${tagOf(tag(row)) ?? ""}`,
+    },
+    {
+      name: "Last call",
+      width: "6.6rem",
+      narrow: "6rem",
+      show: (row) => ago(row.last_call_at),
+      below: (row) => usd(row.cost_usd),
+    },
     { name: "Calls", width: "4.4rem", numeric: true, wide: true, show: (row) => number(row.calls) },
     {
       name: "Tokens",
       width: "5rem",
       numeric: true,
+      wide: true,
       show: (row) => h("span", { title: number(usage(row).total_tokens) }, compact(usage(row).total_tokens)),
     },
     {
