@@ -26,7 +26,15 @@ pytestmark = pytest.mark.long
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
-VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/usage", "#/models", "#/health")
+VIEWS = (
+    "#/",
+    "#/?model=mock-large&status=failed",
+    "#/sessions",
+    "#/session/agent-1",
+    "#/usage?key=default",
+    "#/models",
+    "#/health",
+)
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,

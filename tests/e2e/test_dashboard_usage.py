@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -109,10 +110,10 @@ def test_the_bars_of_usage_are_stacked_and_their_legend_shows_the_parts(page: Pa
 def test_a_spender_opens_the_usage_of_this_key_by_model(page: Page, site: GatewayThread) -> None:
     page.goto(f"{site.url}/ui#/usage")
     page.get_by_role("link", name="bob").click()
-    expect(page.get_by_text("Only Key bob")).to_be_visible()
+    expect(page.get_by_text("Only key bob")).to_be_visible()
     assert [row.split()[0] for row in rows(page, "Usage by model")] == ["mock-large", "free-model"]
     page.get_by_role("link", name="show all").click()
-    expect(page.get_by_text("Only Key bob")).to_be_hidden()
+    expect(page.get_by_text("Only key bob")).to_be_hidden()
 
 
 def test_a_client_key_sees_only_its_own_usage(browser: Browser, site: GatewayThread) -> None:
@@ -168,3 +169,24 @@ def test_sessions_are_filtered_by_key_and_time(page: Page, site: GatewayThread, 
     page.get_by_label("Time").select_option("")
     expect(page.get_by_role("link", name="bob/work")).to_be_visible()
     expect(page).to_have_url(re.compile(r"sessions\?key=bob$"))
+
+
+def test_a_report_with_too_many_lines_can_be_made_smaller(browser: Browser, site: GatewayThread) -> None:
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("400",)
+        page = as_caller(watched.page, ADMIN)
+        message = (
+            "The report has 60,000 lines, the limit is 50,000. Use a longer bucket, a shorter time, or fewer labels."
+        )
+        body = json.dumps({"error": {"code": "invalid_request", "message": message}})
+        page.route("**/api/usage?group_by=tag**", lambda route: route.fulfill(status=400, body=body))
+        page.goto(f"{site.url}/ui#/usage?by=tag&days=90")
+        expect(page.get_by_text(message)).to_be_visible()
+        page.get_by_role("button", name="Key", exact=True).click()
+        expect(page.locator("figure canvas")).to_be_visible()
+
+
+def test_wrong_values_in_the_address_are_replaced_by_the_usual_ones(page: Page, site: GatewayThread) -> None:
+    page.goto(f"{site.url}/ui#/usage?by=evil&days=-1&show=")
+    for name in ("Key", "Cost", "30 days"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")

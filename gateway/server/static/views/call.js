@@ -55,8 +55,7 @@ export async function detail(id, { withSession }) {
       outcome(found),
       " ",
       OUTCOMES[found.outcome] ?? found.outcome,
-      " ",
-      h("a", { href: to("call", found.call_id) }, "Link to this call"),
+      ...(withSession ? [] : [" ", h("a", { href: to("call", found.call_id) }, "Link to this call")]),
     ),
     ...[received(found)].flat(),
     record(found),
@@ -283,7 +282,7 @@ function itemsTable(items) {
       { name: "#", width: "3.2rem", numeric: true, show: (item) => number(item.index) },
       { name: "Role", width: "5.5rem", show: (item) => item.role },
       {
-        name: "What was done",
+        name: "Action",
         show: (item) => h("span", { class: `badge rule-${item.rule}`, title: RULES[item.rule]?.[0] }, item.rule),
       },
       { name: "Received", width: "6rem", numeric: true, show: (item) => number(item.tokens) },

@@ -62,14 +62,15 @@ export function outcome(call) {
 }
 
 /**
- * Return the number of calls by what became of them: `34 charged, 7 refused`.
- * @param {{charged_calls: number, refused_calls: number, failed_calls: number}} counts
+ * Return the number of calls by what became of them: `34 charged, 7 refused`. Together they are all calls.
+ * @param {{calls: number, charged_calls: number, refused_calls: number}} counts
  */
-export function countsOf({ charged_calls: charged, refused_calls: refused, failed_calls: failed }) {
+export function countsOf({ calls, charged_calls: charged, refused_calls: refused }) {
+  const others = calls - charged - refused;
   const parts = [
     `${number(charged)} charged`,
     refused ? `${number(refused)} refused` : "",
-    failed ? `${number(failed)} failed` : "",
+    others > 0 ? `${number(others)} not charged` : "",
   ];
   return parts.filter(Boolean).join(", ");
 }

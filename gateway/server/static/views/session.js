@@ -201,17 +201,15 @@ class SessionView {
     for (const [id, row] of this.table.shown)
       row.element.querySelector("a")?.setAttribute("href", this.address({ call: id }));
     this.drawFilters();
-    // Calls beyond the loaded ones may be refused or failed too.
-    const isAll = this.cursor === null && rows.length === this.calls.length;
-    const loaded = {
-      refused_calls: this.calls.filter(isRefused).length,
-      failed_calls: this.calls.filter(isFailed).length,
-    };
     const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
-    const counts = isAll ? countsOf({ charged_calls: this.found.calls, ...loaded }) : `${number(rows.length)}${all}`;
+    const counts = countsOf({
+      calls: rows.length,
+      charged_calls: rows.filter(({ usage }) => usage).length,
+      refused_calls: rows.filter(isRefused).length,
+    });
     const agent = this.params.get("agent");
     const every = h("a", { href: this.address({ agent: null, call: this.opened }) }, "show all agents");
-    fill(this.count, counts, ...(agent ? [` of agent ${agent}, `, every] : []));
+    fill(this.count, `${counts}${all}`, ...(agent ? [` of agent ${agent}, `, every] : []));
     if (this.cursor === null && document.activeElement === this.older) this.table.element.focus();
     this.older.hidden = this.cursor === null;
     this.charts.set(this.found, this.calls);

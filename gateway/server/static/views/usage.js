@@ -2,7 +2,7 @@
  * The view of usage: what was spent on each day, by client key, model, agent type or another label, and by whom most.
  * @module
  */
-import { api } from "../api.js";
+import { ApiError, api } from "../api.js";
 import { Chart } from "../chart.js";
 import { choice, fill, h, meter, notice, renew, tile } from "../dom.js";
 import { feed } from "../feed.js";
@@ -43,7 +43,7 @@ const RANGES = /** @type {[string, string][]} */ ([
  */
 export async function usage(params) {
   const view = new UsageView(params);
-  await view.load();
+  await view.show();
   view.start();
   return { title: "Usage", element: view.element, update: (next) => view.update(next), close: () => view.close() };
 }
@@ -128,9 +128,20 @@ class UsageView {
     this.params = params;
     if (isSame) return;
     try {
-      await this.load();
+      await this.show();
     } catch (error) {
       fill(this.state, error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  /** Load and draw the report, or say why there is none, such as too many names for so many days. */
+  async show() {
+    try {
+      await this.load();
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 400)) throw error;
+      this.forget();
+      fill(this.body, notice("The report is too large", error.message));
     }
   }
 
@@ -167,7 +178,7 @@ class UsageView {
   draw({ usage: lines, total }, first) {
     this.only.hidden = this.wanted.length === 0;
     const parts = this.wanted.map(([name, value]) => [
-      `${LABELS.find(([one]) => one === name)?.[1]} `,
+      `${LABELS.find(([one]) => one === name)?.[1].toLowerCase()} `,
       h("b", {}, value),
       " ",
     ]);
@@ -190,7 +201,11 @@ class UsageView {
     renew(this.tiles, tilesOf(total));
     fill(this.note, noteOf(total));
     this.drawChart(groups, first);
-    fill(this.table, h("h2", {}, this.unit === "cost" ? "Top spenders" : "Most tokens"), this.rows(groups, total));
+    fill(
+      this.table,
+      h("h2", {}, this.unit === "tokens" ? "Most tokens" : this.by === "key" ? "Top spenders" : "Highest costs"),
+      this.rows(groups, total),
+    );
     fill(this.body, this.tiles, this.note, this.plot, this.table);
   }
 
