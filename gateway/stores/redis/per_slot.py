@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Granted, Hold, Refused, refused
 from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold, Sort
 from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
+from gateway.stores.packed import unpack
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
-from gateway.stores.redis.keys import NAMESAKES, SHARDS, USAGE_SHARDS, tag_of_account, usage_tag
+from gateway.stores.redis.keys import NAMESAKES, SHARDS, USAGE_SHARDS, session_of, tag_of_account, usage_tag
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.per_server import LedgerOperations, LedgerScripts, Settlement, home_of, settlement
 from gateway.stores.redis.scripts import Command
@@ -215,7 +214,7 @@ class PerSlotLedger:
             ("HMGET", self._keys.session(home), "last", *values.TOTALS),
         )
         if row is not None:
-            record = msgspec.json.decode(row, type=CallRecord)
+            record = unpack(row, call_id, session_of(home))
             await self._link.call(*self._index_commands(record, home, (1, sums, last, None)))
 
     async def _find_home(self, hold_id: str) -> str | None:
