@@ -76,6 +76,9 @@ def test_a_session_counts_its_charged_and_refused_calls(gateway: GatewayThread, 
     gateway.web.post(CHAT, BODY, {"x-session-id": LONG, "x-mock": "status=500"})
     page.goto(f"{gateway.url}/ui#/session/{LONG}")
     expect(page.get_by_text("1 charged, 2 refused, 1 not charged")).to_be_visible()
+    expect(page.locator(".title .badge")).to_have_text("nightly")
+    expect(page.locator("figure li", has_text="used by this session")).to_be_visible()
+    expect(page.locator("figure li", has_text="now, with child sessions")).to_be_hidden()
     page.get_by_role("button", name=re.compile("^Refused")).click()
     expect(page.get_by_text("0 charged, 2 refused")).to_be_visible()
 

@@ -121,8 +121,9 @@ export function rules(trimmed) {
 }
 
 /** @param {Call} call */
-function trim({ context }) {
-  if (!context || !Object.keys(context.trimmed).length) return null;
+function trim({ context, outcome: end }) {
+  // Nothing was sent for a refused call.
+  if (!context || end === "refused" || !Object.keys(context.trimmed).length) return null;
   const left = `−${compact(context.original_tokens - context.tokens)}`;
   const title = `${context.shadow ? "shadow, nothing was changed: " : ""}${rules(context.trimmed)}`;
   return h("span", { class: context.shadow ? "badge" : "badge trim", title }, context.shadow ? `(${left})` : left);

@@ -18,7 +18,7 @@ const BUCKET_S = 30;
 const BUCKETS = 40;
 const RATE_S = 300;
 /** time between two searches while there are new calls */
-const SEARCH_MS = 5000;
+const SEARCH_MS = 8000;
 
 /**
  * @param {URLSearchParams} params

@@ -22,6 +22,8 @@ const PAGE = 1000;
 /** calls to load when there are new ones; if more are missing, a page is loaded */
 const FEW = 100;
 const RENEW_MS = 1000;
+/** tags of its calls that the title shows */
+const MOST_TAGS = 5;
 const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
   ["", "All", () => true],
   ["trimmed", "Trimmed", ({ context }) => Boolean(context && Object.keys(context.trimmed).length)],
@@ -74,6 +76,7 @@ class SessionView {
     this.resume = h("button", { type: "button", class: "primary" }, "Resume");
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.count = h("span", { class: "muted", role: "status" });
+    this.tags = h("span", {});
     this.panel = h("aside", { class: "panel", "aria-label": "Call", hidden: true });
     this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.open(""));
     this.table = new Table({
@@ -96,7 +99,7 @@ class SessionView {
       "div",
       { class: "view session" },
       h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " /"),
-      h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.actions()),
+      h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.tags, this.actions()),
       this.problem,
       this.facts,
       this.charts.element,
@@ -212,6 +215,11 @@ class SessionView {
     fill(this.count, `${counts}${all}`, ...(agent ? [` of agent ${agent}, `, every] : []));
     if (this.cursor === null && document.activeElement === this.older) this.table.element.focus();
     this.older.hidden = this.cursor === null;
+    const tags = [...new Set(this.calls.map((call) => call.labels?.tag ?? ""))].filter(Boolean).slice(0, MOST_TAGS);
+    fill(
+      this.tags,
+      tags.map((tag) => h("span", { class: "badge", title: `tag ${tag}` }, tag)),
+    );
     this.charts.set(this.found, this.calls);
   }
 
