@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from gateway.mock import MockServer
 from tests.conftest import StartGateway
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 LONG = "refactor-login-2f9c1b7e-4d3a-4c1e-9a57-0b6f2d9e81aa"
 BODY = {"model": "mock-small", "messages": HI}
 LISTS = ("#/", "#/sessions")
-PHONE = {"width": 390, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 800}
 
 
 @pytest.fixture

@@ -171,6 +171,16 @@ def test_sessions_are_filtered_by_key_and_time(page: Page, site: GatewayThread, 
     expect(page).to_have_url(re.compile(r"sessions\?key=bob$"))
 
 
+def test_the_report_is_downloaded_as_csv(page: Page, site: GatewayThread) -> None:
+    page.goto(f"{site.url}/ui#/usage?by=model&key=alice")
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Download CSV").click()
+    assert re.fullmatch(r"usage-by-model-[-0-9]+\.csv", started.value.suggested_filename)
+    lines = started.value.path().read_text().splitlines()
+    assert lines[0].startswith("start,model,calls,")
+    assert [line.split(",")[-1] for line in lines[1:] if ",mock-large," in line][:2] == ["3.000000", "1.000000"]
+
+
 def test_a_report_with_too_many_lines_can_be_made_smaller(browser: Browser, site: GatewayThread) -> None:
     with browsers.opened(browser) as watched:
         watched.allowed = ("400",)

@@ -2,7 +2,7 @@
  * The view of usage: what was spent on each day, by client key, model, agent type or another label, and by whom most.
  * @module
  */
-import { ApiError, api } from "../api.js";
+import { ApiError, api, request } from "../api.js";
 import { Chart } from "../chart.js";
 import { choice, fill, h, meter, notice, renew, tile } from "../dom.js";
 import { feed } from "../feed.js";
@@ -60,6 +60,7 @@ class UsageView {
     this.labels = choice("Separate by", LABELS, (by) => this.go({ by }));
     this.units = choice("Show", UNITS, (show) => this.go({ show }));
     this.ranges = choice("Time", RANGES, (days) => this.go({ days }));
+    this.file = h("button", { type: "button", onclick: () => this.download() }, "Download CSV");
     this.state = h("span", { class: "muted", role: "status" });
     this.only = h("p", { hidden: true });
     this.tiles = h("dl", { class: "tiles" });
@@ -71,7 +72,7 @@ class UsageView {
       "div",
       { class: "view" },
       h("div", { class: "title" }, h("h1", {}, "Usage"), this.state),
-      h("div", { class: "controls" }, this.labels.element, this.units.element, this.ranges.element),
+      h("div", { class: "controls" }, this.labels.element, this.units.element, this.ranges.element, this.file),
       this.only,
       this.body,
     );
@@ -145,6 +146,32 @@ class UsageView {
     }
   }
 
+  /** Return the first day that is shown, counted from 1970. */
+  firstDay() {
+    return Math.floor(Date.now() / 1000 / DAY_S) - this.days + 1;
+  }
+
+  /** @param {number} first the first day */
+  path(first) {
+    const query = new URLSearchParams({ group_by: this.by, bucket: "day", ...Object.fromEntries(this.wanted) });
+    query.set("from", dateOf(first));
+    return `api/usage?${query}`;
+  }
+
+  /** Save the report as a file. A link could not send the key in a header. */
+  async download() {
+    const first = this.firstDay();
+    try {
+      const response = await request(`${this.path(first)}&format=csv`);
+      if (!response.ok) throw new Error(`The gateway returned ${response.status}. Reload the page and try again.`);
+      const href = URL.createObjectURL(await response.blob());
+      h("a", { href, download: `usage-by-${this.by}-${dateOf(first)}.csv` }).click();
+      setTimeout(() => URL.revokeObjectURL(href), RENEW_MS);
+    } catch (error) {
+      fill(this.state, error instanceof Error ? error.message : String(error));
+    }
+  }
+
   /** @param {import("../api.js").Options} [options] */
   async load(options) {
     const mine = ++this.turn;
@@ -152,11 +179,9 @@ class UsageView {
     this.labels.press(this.by);
     this.units.press(this.unit);
     this.ranges.press(String(this.days));
-    const first = Math.floor(Date.now() / 1000 / DAY_S) - this.days + 1;
-    const query = new URLSearchParams({ group_by: this.by, bucket: "day", ...Object.fromEntries(this.wanted) });
-    query.set("from", dateOf(first));
+    const first = this.firstDay();
     /** @type {UsageReport} */
-    const report = await api(`api/usage?${query}`, options);
+    const report = await api(this.path(first), options);
     if (mine !== this.turn) return;
     fill(this.state);
     this.draw(report, first);
