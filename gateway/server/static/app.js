@@ -18,6 +18,10 @@ const VIEWS = {
   session: async (id, params) => (await import("./views/session.js")).session(id, params),
   call: async (id) => (await import("./views/call.js")).call(id),
   usage: async (_, params) => (await import("./views/usage.js")).usage(params),
+  keys: async (name) => {
+    const views = await import("./views/keys.js");
+    return name ? views.key(name) : views.keys();
+  },
   models: async (_, params) => (await import("./views/models.js")).models(params),
   health: async () => (await import("./views/health.js")).health(),
 };

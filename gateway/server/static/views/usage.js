@@ -22,6 +22,7 @@ const MOST = 100;
 const COLOURS = ["input", "output", "cached", "cost", "limit", "more"];
 const LABELS = /** @type {[string, string][]} */ ([
   ["key", "Key"],
+  ["group", "Group"],
   ["model", "Model"],
   ["agent", "Agent type"],
   ["provider", "Provider"],
@@ -213,8 +214,9 @@ class UsageView {
       "show all",
     );
     const wanted = Object.fromEntries(this.wanted);
-    // The list of calls has no filter for providers.
-    const calls = wanted.provider ? [] : [h("a", { href: to("live", "", wanted) }, "newest calls"), " · "];
+    // The list of calls has no filter for providers and groups.
+    const calls =
+      wanted.provider || wanted.group ? [] : [h("a", { href: to("live", "", wanted) }, "newest calls"), " · "];
     const sessions = wanted.key ? [h("a", { href: to("sessions", "", { key: wanted.key }) }, "sessions"), " · "] : [];
     fill(this.only, "Only ", ...parts.flat(), "· ", ...sessions, ...calls, all);
     if (!total.calls) {
