@@ -116,6 +116,17 @@ def test_a_spender_opens_the_usage_of_this_key_by_model(page: Page, site: Gatewa
     expect(page.get_by_text("Only key bob")).to_be_hidden()
 
 
+def test_a_client_key_finds_its_sessions_and_usage_from_its_own_view(browser: Browser, site: GatewayThread) -> None:
+    with browsers.opened(browser) as watched:
+        page = as_caller(watched.page, KEYS["alice"])
+        page.goto(f"{site.url}/ui#/keys/alice")
+        page.get_by_role("link", name="by model and day").click()
+        expect(page.get_by_text("Only key alice")).to_be_visible()
+        assert [row.split()[0] for row in rows(page, "Usage by model")] == ["mock-large"]
+        page.get_by_role("link", name="sessions", exact=True).click()
+        expect(page.get_by_role("link", name="work", exact=True)).to_be_visible()
+
+
 def test_a_client_key_sees_only_its_own_usage(browser: Browser, site: GatewayThread) -> None:
     with browsers.opened(browser) as watched:
         page = as_caller(watched.page, KEYS["alice"])

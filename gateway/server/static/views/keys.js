@@ -189,7 +189,8 @@ function details(row) {
       ["Budget refills", row.budget && (row.window === null ? "never" : `every ${row.window}`)],
       ["Expires", isExpired(row) ? expires : row.expires_at ? exact(row.expires_at) : "never"],
       ["Last used", row.last_used_at ? ago(row.last_used_at) : "not in the time for which sessions are kept"],
-      ["Sessions", h("a", { href: to("sessions", "", { q: `${row.name}/` }) }, number(row.sessions))],
+      ["Sessions", h("a", { href: to("sessions", "", { key: row.name }) }, number(row.sessions))],
+      ["Usage", h("a", { href: to("usage", "", { key: row.name, by: "model" }) }, "by model and day")],
       ["Replaced secrets", row.replaced_until.map((until) => `accepted until ${exact(until)}`).join("; ")],
       [
         "Made",
