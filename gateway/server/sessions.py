@@ -36,12 +36,13 @@ from gateway.core.ports import Calls, Ledger, Observer, Store
 from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
 from gateway.core.steps import Agent
-from gateway.core.stored import SORTS, SessionView, Sort
+from gateway.core.stored import SORTS, Page, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.server.agents import agents_json, calls_of_agent
 from gateway.server.audit import author_of
 from gateway.server.auth import Access, require_admin
+from gateway.server.filters import MOST_READ, call_filter_of, called_since, namespaces_of
 from gateway.server.handling import Handler, ServerRules, json_body, json_handler, limit_of
 from gateway.server.session_changes import (
     change_budget,
@@ -120,10 +121,12 @@ class SessionsApi:
         return json_handler(self._rules, handler)
 
     async def list(self, request: Request, access: Access) -> Any:
-        """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name."""
-        query = request.query_params
+        """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name&key=&from=time of the last call."""
+        query, page = request.query_params, Page((), None)
         sort, part = sort_of(query.get("sort")), query.get("q", "")
-        page = await self._store.sessions(access.namespace, limit_of(request), query.get("cursor"), sort, part=part)
+        for namespace in namespaces_of(query, access):
+            page = await self._store.sessions(namespace, limit_of(request), query.get("cursor"), sort, part=part)
+        page = called_since(page, query, sort)
         rows = await rows_of(self._store, page.sessions, self._rules().budget, access, self._unread)
         return {"sessions": rows, "cursor": page.cursor}
 
@@ -182,9 +185,18 @@ class SessionsApi:
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
 
     async def newest(self, request: Request, access: Access) -> Any:
-        """GET /api/calls?limit=: return the newest records of all sessions."""
-        records = await self._store.newest_calls(access.namespace, limit_of(request))
-        return {"calls": [call_json(record, access) for record in records]}
+        """GET /api/calls?limit=&key=&model=&status=&agent=&tag=&from=&to=: return the newest records of all sessions.
+
+        With filters, the newest `MOST_READ` records are searched.
+        """
+        query, limit, records = request.query_params, limit_of(request), list[CallRecord]()
+        wanted = call_filter_of(query)
+        for namespace in namespaces_of(query, access):
+            records += await self._store.newest_calls(namespace, MOST_READ if wanted else limit)
+        read = len(records)
+        if wanted is not None:
+            records = list(islice(filter(wanted.matches, records), limit))
+        return {"calls": [call_json(record, access) for record in records], "searched": read}
 
     async def reset(self, request: Request, access: Access) -> Any:
         """POST /api/sessions/{id}/reset."""

@@ -26,7 +26,17 @@ pytestmark = pytest.mark.long
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
-VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/keys", "#/models", "#/health", "#/audit")
+VIEWS = (
+    "#/",
+    "#/?model=mock-large&status=failed",
+    "#/sessions",
+    "#/session/agent-1",
+    "#/usage?key=default",
+    "#/keys",
+    "#/models",
+    "#/health",
+    "#/audit",
+)
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,
@@ -141,7 +151,7 @@ def test_sessions_are_found_sorted_and_opened_by_keyboard_alone(ui: Ui) -> None:
     page.get_by_label("Find").fill("other")
     expect(page.locator("tbody tr:not(.spacer)")).to_have_count(4)
     expect(page).to_have_url(re.compile("q=other"))
-    costs = page.locator("tbody tr:not(.spacer) th").all_text_contents()
+    costs = page.locator("tbody tr:not(.spacer) th a").all_text_contents()
     assert costs == ["other-3", "other-2", "other-1", "other-0"]
     page.get_by_role("region", name="Sessions").focus()
     for key in ("ArrowDown", "ArrowDown", "End", "ArrowUp", "Enter"):

@@ -197,7 +197,7 @@ def expect_all(page: Page, calls: int) -> None:
     """Check that the tile, the list and the charts show this number of calls."""
     expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text(f"{calls:,}", timeout=20_000)
     expect(page.get_by_role("button", name=f"All {calls:,}", exact=True)).to_be_visible()
-    expect(page.locator("h2:has-text('Calls') + span")).to_have_text(f"{calls:,}")
+    expect(page.locator("h2:has-text('Calls') + span")).to_have_text(f"{calls:,} charged")
     chart = page.locator("figure", has_text="Total tokens").locator("[role=img]")
     expect(chart).to_have_attribute("aria-label", re.compile(f"{calls} points"))
 
@@ -423,7 +423,7 @@ def test_a_long_model_name_does_not_widen_the_page(
     body = {"model": name, "messages": [{"role": "user", "content": "hi"}]}
     assert gateway.web.post(CHAT, body, {"x-session-id": "long-name"}).status == 200
     with browsers.opened(browser, viewport={"width": width, "height": 800}) as watched:
-        for place in ("#/", "#/session/long-name", "#/models"):
+        for place in ("#/", "#/session/long-name", "#/usage?by=model", "#/models"):
             page = show(watched, gateway, place)
             expect(page.locator("main figure").first).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, place

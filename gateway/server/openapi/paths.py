@@ -23,6 +23,7 @@ from gateway.core.identity import ID_FORM, ID_PATTERN, LONGEST_TAG
 from gateway.core.modes import MODES
 from gateway.core.rollup import LABELS
 from gateway.core.stored import SORTS
+from gateway.server.filters import MOST_READ
 from gateway.server.headers import RESPONSE_HEADERS
 from gateway.server.openapi.shapes import Schema, reference
 from gateway.server.usage import BUCKETS, FORMATS
@@ -220,6 +221,7 @@ def _listing(name: str, about: str, schema: Schema, **more: Any) -> Mapping[str,
 
 
 _PART: Final = _parameter("q", "query", "Part of the session id.", {"type": "string"})
+_KEY: Final = _parameter("key", "query", "Name of a client key.", {"type": "string"})
 _PATTERN: Final = _parameter("q", "query", "Part of the model name, or a shell pattern.", {"type": "string"})
 _BODY: Final = _body("A request body in one of the formats whose tokens the gateway counts.")
 _COUNT_PARAMETERS: Final = ("budget", "items", "tools", "wire", "forSession")
@@ -279,6 +281,8 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                 _parameter(
                     "sort", "query", "Order of the sessions, descending.", {"enum": list(SORTS), "default": SORTS[0]}
                 ),
+                _KEY,
+                _parameter("from", "query", "Least time of the last call, in UTC.", _TIME),
             ),
         )
     },
@@ -330,7 +334,21 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "/api/calls": {
         "get": _json_operation(
-            "listCalls", "List the newest call records of all sessions.", "CallPage", parameters=("limit",)
+            "listCalls",
+            f"List the newest call records of all sessions. Filters search the newest {MOST_READ:,}.",
+            "CallPage",
+            parameters=(
+                "limit",
+                _KEY,
+                _parameter("model", "query", "Model at its provider.", {"type": "string"}),
+                _parameter(
+                    "status", "query", "Outcome, `failed`, error code or HTTP status of the call.", {"type": "string"}
+                ),
+                _parameter("agent", "query", "Id or type of the agent.", {"type": "string"}),
+                _parameter("tag", "query", "Tag of the call.", {"type": "string"}),
+                _parameter("from", "query", "Begin, as a date or time in UTC.", _TIME),
+                _parameter("to", "query", "End, as a date or time in UTC.", _TIME),
+            ),
         )
     },
     "/api/calls/{request_id}": {

@@ -458,8 +458,12 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     "Call": record("one call, without text of prompts and responses", _CALL_FIELDS),
     "CallPage": record(
         "a page of calls, newest first",
-        {"calls": array(reference("Call")), "cursor": text("cursor of the next page", null=True)},
-        optional=("cursor",),
+        {
+            "calls": array(reference("Call")),
+            "cursor": text("cursor of the next page", null=True),
+            "searched": integer("records read to find these"),
+        },
+        optional=("cursor", "searched"),
     ),
     "UsageReport": record(
         "usage by labels; the lines in the order of time and falling costs",

@@ -13,10 +13,11 @@ import { here } from "./router.js";
 
 /** @type {Record<string, (id: string, params: URLSearchParams) => Promise<View>>} each is loaded when it is shown for the first time */
 const VIEWS = {
-  live: async () => (await import("./views/live.js")).live(),
+  live: async (_, params) => (await import("./views/live.js")).live(params),
   sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
   session: async (id, params) => (await import("./views/session.js")).session(id, params),
   call: async (id) => (await import("./views/call.js")).call(id),
+  usage: async (_, params) => (await import("./views/usage.js")).usage(params),
   keys: async (name) => {
     const views = await import("./views/keys.js");
     return name ? views.key(name) : views.keys();
@@ -78,8 +79,10 @@ function drop() {
 function mark(view) {
   for (const link of document.querySelectorAll("nav a")) {
     const isHere = link.getAttribute("data-view") === (PARENTS[view] ?? view);
-    if (isHere) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (isHere) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" });
+    } else link.removeAttribute("aria-current");
   }
 }
 

@@ -76,12 +76,12 @@ export class Chart {
   }
 
   legend() {
-    const items = this.options.lines.map((line, index) => {
+    this.items = this.options.lines.map((line, index) => {
       const mark = h("span", { class: `mark ${line.dashed ? "dashed" : ""}` });
       mark.style.setProperty("--mark", `var(--${line.colour})`);
       return h("li", {}, mark, line.label, " ", this.values[index]);
     });
-    return h("ul", { class: "legend" }, items, h("li", {}, this.at));
+    return h("ul", { class: "legend" }, this.items, h("li", {}, this.at));
   }
 
   /**
@@ -94,6 +94,8 @@ export class Chart {
     this.place.setAttribute("aria-label", this.summary());
     if (this.plot) this.plot.setData(data);
     else this.rebuild();
+    // A line without any value is not drawn.
+    this.items?.forEach((item, index) => (item.hidden = !labels[index + 1].some((value) => value !== null)));
     this.say(null);
   }
 

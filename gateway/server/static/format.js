@@ -130,7 +130,20 @@ export function ago(iso) {
 
 /** @param {string} iso */
 export function exact(iso) {
-  return `${new Date(iso).toLocaleString()} (${iso})`;
+  return `${local(iso)} (${iso})`;
+}
+
+/** @param {string} iso */
+function local(iso) {
+  return new Date(iso).toLocaleString([], { hour12: false });
+}
+
+/**
+ * Show the date and time of this place, with that of UTC in the title.
+ * @param {string} iso
+ */
+export function moment(iso) {
+  return h("time", { datetime: iso, title: iso }, local(iso));
 }
 
 /**
@@ -160,6 +173,28 @@ export function timeOf(seconds, isShort = false) {
     ...(isShort ? {} : { second: "2-digit" }),
   });
   return isToday ? time : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+}
+
+/** characters of an id that stay visible at its end, and length up to which an id has room anyway */
+const TAIL = 6;
+const SHORT_ID = 16;
+
+/**
+ * Show an id. Without room for all of it, its middle is left out, because ids often differ only at the end.
+ * @param {string} id
+ */
+export function shortened(id) {
+  if (id.length <= SHORT_ID) return h("span", { class: "id" }, id);
+  const head = h("span", { class: "head" }, id.slice(0, -TAIL));
+  return h("span", { class: "id" }, head, h("span", {}, id.slice(-TAIL)));
+}
+
+/**
+ * Format a day of UTC, such as `Nov 28`.
+ * @param {number} day counted from 1970
+ */
+export function dayOf(day) {
+  return new Date(day * 86_400_000).toLocaleDateString([], { month: "short", day: "numeric", timeZone: "UTC" });
 }
 
 /** Update the texts of `ago` every 5 seconds. */

@@ -8,6 +8,9 @@ import { fill, h } from "./dom.js";
 const LEAST = "16rem";
 /** rows drawn above and below the visible ones, so that the keyboard can always reach a next one */
 const AROUND = 12;
+/** Narrow screens, as in the style sheet: rows with `below` have two lines. */
+const NARROW = matchMedia("(max-width: 760px)");
+const TWO_LINES = 52;
 
 /**
  * @template R
@@ -19,6 +22,7 @@ const AROUND = 12;
  * @property {boolean} [numeric]
  * @property {boolean} [wide] hidden on a narrow screen
  * @property {string} [hint] explanation of the column
+ * @property {(row: R) => import("./dom.js").Child | import("./dom.js").Child[]} [below] second line on a narrow screen
  */
 
 /**
@@ -37,7 +41,7 @@ export class Table {
   /** @param {Options<R>} options */
   constructor(options) {
     this.options = options;
-    this.rowHeight = options.rowHeight ?? 32;
+    this.rowHeight = this.height;
     /** @type {R[]} */
     this.rows = [];
     /** rows that are drawn now @type {Map<string, {row: R, element: HTMLElement}>} */
@@ -55,6 +59,23 @@ export class Table {
     this.body.addEventListener("click", (event) => this.open(event));
     this.sized = new ResizeObserver(() => this.draw());
     this.sized.observe(this.element);
+    this.fitted = () => this.fit();
+    NARROW.addEventListener("change", this.fitted);
+  }
+
+  get height() {
+    return NARROW.matches && this.options.columns.some(({ below }) => below)
+      ? TWO_LINES
+      : (this.options.rowHeight ?? 32);
+  }
+
+  /** Draw all rows again with the height for this width. */
+  fit() {
+    const first = this.element.scrollTop / this.rowHeight;
+    this.rowHeight = this.height;
+    for (const { element } of this.shown.values()) element.style.height = `${this.rowHeight}px`;
+    this.element.scrollTop = first * this.rowHeight;
+    this.draw();
   }
 
   head() {
@@ -133,7 +154,12 @@ export class Table {
   /** @param {R} row */
   rowOf(row) {
     const cells = this.options.columns.map((column, index) =>
-      h(index ? "td" : "th", { class: classes(column), ...(index ? {} : { scope: "row" }) }, column.show(row)),
+      h(
+        index ? "td" : "th",
+        { class: classes(column), ...(index ? {} : { scope: "row" }) },
+        column.show(row),
+        column.below ? h("span", { class: "below" }, column.below(row)) : null,
+      ),
     );
     const element = h("tr", { class: this.options.kind?.(row) }, cells);
     element.style.height = `${this.rowHeight}px`;
@@ -191,6 +217,7 @@ export class Table {
   }
 
   close() {
+    NARROW.removeEventListener("change", this.fitted);
     this.sized.disconnect();
   }
 }

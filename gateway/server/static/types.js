@@ -164,6 +164,7 @@
  * @property {string | null} [agent_type]
  * @property {string | null} [parent_agent]
  * @property {string | null} [request_class]
+ * @property {Record<string, string>} [labels] such as the tag
  */
 
 /**
@@ -225,6 +226,17 @@
  * @property {string} origin
  * @property {unknown} old
  * @property {unknown} new
+ */
+
+/**
+ * A line of a report of usage: its labels, and the numbers of their calls.
+ * @typedef {{start?: string, calls: number, charged_calls: number, refused_calls: number, failed_calls: number,
+ *   unpriced_calls: number, input_tokens: number, cache_read_tokens: number, output_tokens: number,
+ *   total_tokens: number, cost_usd: string, [label: string]: string | number | undefined}} UsageLine
+ */
+
+/**
+ * @typedef {{usage: UsageLine[], total: UsageLine}} UsageReport
  */
 
 /**

@@ -12,15 +12,15 @@ import { plain } from "../table.js";
 const TOOLS = 3;
 const COLUMNS = /** @type {[string, string?][]} */ ([
   ["Agent"],
-  ["Type"],
-  ["Calls", "num"],
+  ["Type", "type"],
+  ["Calls", "num wide"],
   ["Tokens", "num"],
   ["Cost", "num"],
-  ["With children", "num"],
-  ["Budget"],
-  ["Step"],
+  ["With children", "num wide"],
+  ["Budget", "share wide"],
+  ["Step", "wide"],
   ["Tools", "wide"],
-  ["Last call", "num"],
+  ["Last call", "num wide"],
 ]);
 
 /**
@@ -31,7 +31,12 @@ export function agentsOf(agents, address) {
   if (!agents.length) return null;
   const known = new Map(agents.map((agent) => [agent.id, agent]));
   const rows = agents.map((agent) => [
-    h("a", { class: "mono", href: address(agent.id), title: "Show only its calls" }, indent(agent, known), agent.id),
+    h(
+      "a",
+      { class: "mono", href: address(agent.id), title: `${agent.id}: show only its calls` },
+      indent(agent, known),
+      agent.id,
+    ),
     agent.type,
     number(agent.calls),
     number(agent.cumulative_token_usage.total_tokens),
@@ -42,12 +47,18 @@ export function agentsOf(agents, address) {
     tools(agent),
     agent.last_call_at && ago(agent.last_call_at),
   ]);
+  // Columns without any value are left out.
+  const isUsed = COLUMNS.map((_, index) => rows.some((row) => row[index] !== null && row[index] !== ""));
   return h(
     "section",
-    {},
+    { class: "stack" },
     h("h2", {}, "Agents"),
     h("p", { class: "muted" }, "Tokens are of an agent's own calls; together they are those of the session."),
-    plain("Agents of this session", COLUMNS, rows),
+    plain(
+      "Agents of this session",
+      COLUMNS.filter((_, index) => isUsed[index]),
+      rows.map((row) => row.filter((_, index) => isUsed[index])),
+    ),
   );
 }
 

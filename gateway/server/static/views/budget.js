@@ -38,7 +38,11 @@ export async function changeBudget(session, then) {
     );
     const actions = buttons(
       h("button", { type: "submit", class: "primary" }, "Review"),
-      h("button", { type: "button", onclick: () => show({ tokens: null, usd: null, calls: null }) }, "Remove all limits"),
+      h(
+        "button",
+        { type: "button", onclick: () => show({ tokens: null, usd: null, calls: null }) },
+        "Remove all limits",
+      ),
       h("button", { type: "button", onclick: () => show("default") }, "As configured"),
       cancel(close),
     );
@@ -164,7 +168,8 @@ function field(unit, limit, used) {
  * @param {Record<string, number | null> | "default"} asked
  */
 function changes(session, asked) {
-  if (asked === "default") return ["The limits that were set for this session are removed. The configured limits apply."];
+  if (asked === "default")
+    return ["The limits that were set for this session are removed. The configured limits apply."];
   return UNITS.filter((unit) => unit.name in asked).map((unit) => {
     const old = session.budget?.[unit.name] ?? null;
     const limit = asked[unit.name];
@@ -182,8 +187,7 @@ function changes(session, asked) {
  * @param {() => void} then
  */
 export async function resetSession(session, then) {
-  const text =
-    "The totals and the used budget are set to zero. The call records stay. This cannot be undone.";
+  const text = "The totals and the used budget are set to zero. The call records stay. This cannot be undone.";
   const act = () => send("POST", `${sessionPath(session.id)}/reset`);
   if (await confirmed(`Reset ${session.id}?`, text, "Reset", act)) then();
 }

@@ -4,7 +4,7 @@
  */
 import { api } from "../api.js";
 import { facts, h } from "../dom.js";
-import { bytes, clock, exact, many, milliseconds, number, percent, usd } from "../format.js";
+import { bytes, many, milliseconds, moment, number, percent, usd } from "../format.js";
 import { to } from "../router.js";
 import { Table } from "../table.js";
 import { OUTCOMES, outcome, rules } from "./calls.js";
@@ -55,8 +55,7 @@ export async function detail(id, { withSession }) {
       outcome(found),
       " ",
       OUTCOMES[found.outcome] ?? found.outcome,
-      " ",
-      h("a", { href: to("call", found.call_id) }, "Link to this call"),
+      ...(withSession ? [] : [" ", h("a", { href: to("call", found.call_id) }, "Link to this call")]),
     ),
     ...[received(found)].flat(),
     record(found),
@@ -117,7 +116,7 @@ function record(found) {
       ? `${found.model}, response from ${found.response_model}`
       : found.model;
   return facts([
-    ["Started", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
+    ["Started", moment(found.started_at)],
     ["Model", h("span", { class: "mono" }, `${found.provider}/${model}`)],
     ["Kind", [...new Set([found.operation, found.dialect, ...(found.stream ? ["streamed"] : [])])].join(", ")],
     [
@@ -144,8 +143,12 @@ function record(found) {
     ],
     ["Cost", found.cost_usd === null ? usage && "unknown: the model has no price" : usd(found.cost_usd)],
     [
-      "Time",
-      `${milliseconds(found.duration_ms)}, first byte after ${milliseconds(found.first_byte_ms)}, gateway overhead ${milliseconds(found.overhead_ms)}`,
+      "Took",
+      [
+        milliseconds(found.duration_ms),
+        found.first_byte_ms === null ? "" : `, first byte after ${milliseconds(found.first_byte_ms)}`,
+        `, gateway overhead ${milliseconds(found.overhead_ms)}`,
+      ].join(""),
     ],
     ["Size", `request ${bytes(found.request_bytes)}, response ${bytes(found.response_bytes)}`],
     ["Tools called", found.tools.join(", ")],
@@ -284,10 +287,10 @@ function itemsTable(items) {
       { name: "#", width: "3.2rem", numeric: true, show: (item) => number(item.index) },
       { name: "Role", width: "5.5rem", show: (item) => item.role },
       {
-        name: "What was done",
+        name: "Action",
         show: (item) => h("span", { class: `badge rule-${item.rule}`, title: RULES[item.rule]?.[0] }, item.rule),
       },
-      { name: "Received", width: "5.4rem", numeric: true, show: (item) => number(item.tokens) },
+      { name: "Received", width: "6rem", numeric: true, show: (item) => number(item.tokens) },
       { name: "Sent", width: "4.4rem", numeric: true, show: (item) => number(item.sent_tokens) },
       { name: "Tokens", width: "6rem", wide: true, show: (item) => tokenBar(item, most) },
     ],

@@ -3,7 +3,7 @@
  * @module
  */
 import { h } from "../dom.js";
-import { compact, milliseconds, number, percent, usd } from "../format.js";
+import { compact, milliseconds, number, percent, shortened, usd } from "../format.js";
 import { to } from "../router.js";
 
 /** @typedef {import("../types.js").Call} Call */
@@ -61,6 +61,44 @@ export function outcome(call) {
   );
 }
 
+/**
+ * Return the number of calls by what became of them: `34 charged, 7 refused`. Together they are all calls.
+ * @param {{calls: number, charged_calls: number, refused_calls: number}} counts
+ */
+export function countsOf({ calls, charged_calls: charged, refused_calls: refused }) {
+  const others = calls - charged - refused;
+  const parts = [
+    `${number(charged)} charged`,
+    refused ? `${number(refused)} refused` : "",
+    others > 0 ? `${number(others)} not charged` : "",
+  ];
+  return parts.filter(Boolean).join(", ");
+}
+
+/**
+ * Return a tag as the end of a line.
+ * @param {string | undefined} tag
+ */
+export function tagOf(tag) {
+  return tag ? ` · ${tag}` : null;
+}
+
+/**
+ * Link to a session by its id, with the tag of its calls, if there is one.
+ * @param {string} id
+ * @param {string | undefined} tag
+ * @param {import("../dom.js").Child} [after]
+ */
+export function sessionLink(id, tag, after = null) {
+  return h(
+    "span",
+    { class: "named" },
+    h("a", { class: "mono", href: to("session", id), title: id, "aria-label": id }, shortened(id)),
+    tag ? h("span", { class: "badge", title: `tag ${tag}` }, tag) : null,
+    after,
+  );
+}
+
 /** @param {Call[]} calls */
 export function cachedShare(calls) {
   let input = 0;
@@ -83,8 +121,9 @@ export function rules(trimmed) {
 }
 
 /** @param {Call} call */
-function trim({ context }) {
-  if (!context || !Object.keys(context.trimmed).length) return null;
+function trim({ context, outcome: end }) {
+  // Nothing was sent for a refused call.
+  if (!context || end === "refused" || !Object.keys(context.trimmed).length) return null;
   const left = `−${compact(context.original_tokens - context.tokens)}`;
   const title = `${context.shadow ? "shadow, nothing was changed: " : ""}${rules(context.trimmed)}`;
   return h("span", { class: context.shadow ? "badge" : "badge trim", title }, context.shadow ? `(${left})` : left);
@@ -106,19 +145,31 @@ function input({ usage, usage_source: source }) {
  */
 export function callColumns({ withSession = false } = {}) {
   const session = (/** @type {Call} */ call) =>
-    call.session
-      ? h("a", { class: "mono", href: to("session", call.session), title: call.session }, call.session)
-      : h("span", { class: "muted" }, "none");
+    call.session ? sessionLink(call.session, call.labels?.tag) : h("span", { class: "muted" }, "none");
   const model = (/** @type {Call} */ call) =>
     h("span", { class: "cut", title: `${call.provider}/${call.model}` }, call.model || "–");
   return [
-    ...(withSession ? [{ name: "Session", show: session }] : []),
-    { name: "Model", wide: withSession, ...(withSession ? { width: "11rem" } : {}), show: model },
-    { name: "Status", width: "9.8rem", narrow: "4.6rem", show: outcome },
-    { name: "Input", width: "5.4rem", narrow: "4.4rem", numeric: true, show: input },
+    ...(withSession
+      ? [
+          {
+            name: "Session",
+            show: session,
+            below: (/** @type {Call} */ call) => [call.model || "–", tagOf(call.labels?.tag)],
+          },
+        ]
+      : []),
+    {
+      name: "Model",
+      wide: withSession,
+      ...(withSession ? { width: "10rem" } : {}),
+      show: model,
+      below: (call) => (withSession ? null : [input(call), " in, ", number(call.usage?.output_tokens), " out"]),
+    },
+    { name: "Status", width: "11.2rem", narrow: "9.6rem", show: outcome, below: ({ cost_usd: cost }) => usd(cost) },
+    { name: "Input", width: "5.4rem", numeric: true, wide: true, show: input },
     {
       name: "Cached",
-      width: "5.2rem",
+      width: "4.7rem",
       numeric: true,
       wide: true,
       hint: "share of the input from the provider's cache",
@@ -128,15 +179,14 @@ export function callColumns({ withSession = false } = {}) {
     {
       name: "Output",
       width: "5rem",
-      narrow: "4.4rem",
       numeric: true,
-      wide: withSession,
+      wide: true,
       show: ({ usage }) => number(usage?.output_tokens),
     },
     { name: "Cost", width: "6.6rem", numeric: true, wide: true, show: ({ cost_usd }) => usd(cost_usd) },
     {
-      name: "Time",
-      width: "5.4rem",
+      name: "Took",
+      width: "5.2rem",
       numeric: true,
       wide: true,
       hint: "from the end of the request to the end of the response",
@@ -152,7 +202,7 @@ export function callColumns({ withSession = false } = {}) {
     },
     {
       name: "Tools",
-      width: "9rem",
+      width: "7.4rem",
       wide: true,
       hint: "tools that the response calls",
       show: ({ tools }) => h("span", { class: "cut", title: tools.join(", ") }, tools.join(", ")),

@@ -132,7 +132,7 @@ function refusals(refused) {
     h("h2", {}, "Refusals without a record"),
     plain(
       "Refusals without a record",
-      [["Error"], ["Hash of the key"], ["Count", "num"], ["Last"], ["Message", "wide"]],
+      [["Error"], ["Hash of the key"], ["Count", "num"], ["Last"], ["Message", "text wide"]],
       refused.map((one) => [
         h("span", { class: "badge warn", title: String(one.status) }, one.code),
         one.credential === null ? "–" : h("span", { class: "mono" }, one.credential),

@@ -47,7 +47,14 @@ export async function keys() {
   const renewing = setInterval(() => document.hidden || load({ quiet: true }).catch(() => {}), RENEW_MS);
   return {
     title: "Keys",
-    element: h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Keys"), state), actions, place, shared),
+    element: h(
+      "div",
+      { class: "view" },
+      h("div", { class: "title" }, h("h1", {}, "Keys"), state),
+      actions,
+      place,
+      shared,
+    ),
     close() {
       clearInterval(renewing);
       table.close();
@@ -59,7 +66,10 @@ export async function keys() {
 function nothing({ may_change: mayChange }) {
   return mayChange
     ? notice("No client keys yet", "Each person or program gets a key with its own sessions, budget and rate limit.")
-    : notice("No client key", "The admin key (auth.admin_key) shows all client keys. A client key shows its own budget.");
+    : notice(
+        "No client key",
+        "The admin key (auth.admin_key) shows all client keys. A client key shows its own budget.",
+      );
 }
 
 /**
@@ -162,7 +172,8 @@ export async function key(name) {
 
 /** @param {Key} row */
 function details(row) {
-  const note = row.budget && row.budget.resets_in_s !== null ? `The budget refills in ${span(row.budget.resets_in_s)}.` : "";
+  const note =
+    row.budget && row.budget.resets_in_s !== null ? `The budget refills in ${span(row.budget.resets_in_s)}.` : "";
   const expires = row.expires_at ? [ago(row.expires_at), ` (${exact(row.expires_at)})`] : "never";
   return h(
     "div",
@@ -178,9 +189,13 @@ function details(row) {
       ["Budget refills", row.budget && (row.window === null ? "never" : `every ${row.window}`)],
       ["Expires", isExpired(row) ? expires : row.expires_at ? exact(row.expires_at) : "never"],
       ["Last used", row.last_used_at ? ago(row.last_used_at) : "not in the time for which sessions are kept"],
-      ["Sessions", h("a", { href: to("sessions", "", { q: `${row.name}/` }) }, number(row.sessions))],
+      ["Sessions", h("a", { href: to("sessions", "", { key: row.name }) }, number(row.sessions))],
+      ["Usage", h("a", { href: to("usage", "", { key: row.name, by: "model" }) }, "by model and day")],
       ["Replaced secrets", row.replaced_until.map((until) => `accepted until ${exact(until)}`).join("; ")],
-      ["Made", row.in_configuration ? "in the configuration (auth.keys), which alone can change it" : ago(row.created_at)],
+      [
+        "Made",
+        row.in_configuration ? "in the configuration (auth.keys), which alone can change it" : ago(row.created_at),
+      ],
     ]),
   );
 }
@@ -225,10 +240,17 @@ function settings(row) {
  * @param {Setting[]} wanted
  */
 function fields(wanted) {
-  const inputs = wanted.map((setting) =>
-    /** @type {HTMLInputElement} */ (
-      h("input", { id: `key-${setting.name}`, value: setting.now, placeholder: setting.hint, spellcheck: "false", autocomplete: "off" })
-    ),
+  const inputs = wanted.map(
+    (setting) =>
+      /** @type {HTMLInputElement} */ (
+        h("input", {
+          id: `key-${setting.name}`,
+          value: setting.now,
+          placeholder: setting.hint,
+          spellcheck: "false",
+          autocomplete: "off",
+        })
+      ),
   );
   const rows = wanted.map((setting, index) =>
     h("div", { class: "field" }, h("label", { for: `key-${setting.name}` }, setting.label), inputs[index]),
@@ -283,7 +305,9 @@ async function change(row, then) {
     if (!changes.length) throw new Error("Nothing was changed. Enter a new value in a field.");
     return Promise.resolve(changes);
   };
-  const changes = await form(`Change ${row.name}`, rows, "Review", review, ["Its clients keep their key. An empty field means no limit."]);
+  const changes = await form(`Change ${row.name}`, rows, "Review", review, [
+    "Its clients keep their key. An empty field means no limit.",
+  ]);
   if (!changes) return;
   const lines = changes.map(({ setting, text }) => `${setting.label}: ${setting.now || "none"} → ${text || "none"}`);
   const act = () => send("PATCH", KEY_PATH(row.name), body(changes));
@@ -308,7 +332,8 @@ async function rotate(row, then) {
 /** @param {Key} row */
 async function revoke(row) {
   const text = "Within seconds its calls are refused. Its sessions and what it has used stay. This cannot be undone.";
-  if (await confirmed(`Revoke ${row.name}?`, text, "Revoke", () => send("DELETE", KEY_PATH(row.name)))) location.hash = to("keys");
+  if (await confirmed(`Revoke ${row.name}?`, text, "Revoke", () => send("DELETE", KEY_PATH(row.name))))
+    location.hash = to("keys");
 }
 
 /**
@@ -329,7 +354,12 @@ function form(title, rows, verb, act, texts) {
       event.preventDefault();
       /** @type {T} */
       let done;
-      attempt(button, problem, async () => (done = await act()), () => close(done));
+      attempt(
+        button,
+        problem,
+        async () => (done = await act()),
+        () => close(done),
+      );
     };
     const shown = texts.filter(Boolean).map((text) => h("p", {}, text));
     return [h("form", { novalidate: true, onsubmit: submitted }, shown, rows, problem, buttons(button, cancel(close)))];
@@ -343,7 +373,9 @@ function form(title, rows, verb, act, texts) {
  */
 function showSecret(name, secret) {
   return dialog(`The key of ${name}`, (close) => {
-    const field = /** @type {HTMLInputElement} */ (h("input", { id: "secret", class: "mono", readonly: true, value: secret }));
+    const field = /** @type {HTMLInputElement} */ (
+      h("input", { id: "secret", class: "mono", readonly: true, value: secret })
+    );
     const copy = h("button", { type: "button", class: "primary" }, "Copy");
     copy.addEventListener("click", async () => {
       field.select();

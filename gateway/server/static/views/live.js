@@ -1,22 +1,30 @@
 /**
- * The live view: calls when they are settled, and their rates.
+ * The live view: calls when they are settled, and their rates; with filters, the newest calls that match.
  * @module
  */
+import { api } from "../api.js";
 import { Chart } from "../chart.js";
 import { fill, h, notice, renew, tile } from "../dom.js";
 import { KEPT, feed } from "../feed.js";
 import { clock, compact, milliseconds, number, percent, timeOf, usd } from "../format.js";
+import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { cachedShare, callColumns, isFailed, isRefused } from "./calls.js";
+import { Filters } from "./filters.js";
 
 /** @typedef {import("../types.js").Call} Call */
 
 const BUCKET_S = 30;
 const BUCKETS = 40;
 const RATE_S = 300;
+/** time between two searches while there are new calls */
+const SEARCH_MS = 8000;
 
-/** @returns {import("../types.js").View} */
-export function live() {
+/**
+ * @param {URLSearchParams} params
+ * @returns {Promise<import("../types.js").View>}
+ */
+export async function live(params) {
   let isPaused = false;
   /** @type {Call[]} */
   let held = [];
@@ -32,10 +40,21 @@ export function live() {
     formatX: (x) => timeOf(x),
     height: 150,
   });
+  const filters = new Filters(["key", "model", "status", "agent", "tag", "since"], params, () => go());
+  /** calls that match the filters, and the number of searched ones @type {{calls: Call[], searched: number} | null} */
+  let found = null;
+  let turn = 0;
+  let isStale = false;
   const table = new Table({
     label: "Calls, newest first",
     columns: [
-      { name: "Time", width: "6.2rem", narrow: "6.1rem", show: timeLink },
+      {
+        name: "When",
+        width: "6.2rem",
+        narrow: "6.1rem",
+        show: timeLink,
+        below: ({ duration_ms: took }) => milliseconds(took),
+      },
       ...callColumns({ withSession: true }),
     ],
     key: (call) => call.call_id,
@@ -47,31 +66,62 @@ export function live() {
 
   button.addEventListener("click", () => {
     isPaused = !isPaused;
-    held = feed.calls;
+    held = calls();
     button.setAttribute("aria-pressed", String(isPaused));
     fill(button, isPaused ? "Resume" : "Pause");
     draw();
   });
 
+  function calls() {
+    return found?.calls ?? feed.calls;
+  }
+
+  /** Search the calls that match the filters. */
+  async function search() {
+    const mine = ++turn;
+    isStale = false;
+    if (!filters.size) filters.say();
+    const answer = filters.size ? await api(`api/calls?limit=${KEPT}&${filters.query()}`, { quiet: true }) : null;
+    if (mine !== turn) return;
+    found = answer;
+    draw();
+    measure();
+  }
+
+  /** @param {unknown} error */
+  function say(error) {
+    isStale = true;
+    fill(state, error instanceof Error ? error.message : String(error));
+  }
+
+  function go() {
+    replace(to("live", "", filters.values));
+    table.element.scrollTop = 0;
+    search().catch(say);
+  }
+
   function draw() {
-    const rows = isPaused ? held : feed.calls;
+    const rows = isPaused ? held : calls();
     table.set(rows);
-    const unseen = isPaused ? feed.calls.findIndex((call) => call === held[0]) : 0;
+    const unseen = isPaused ? calls().findIndex((call) => call.call_id === held[0]?.call_id) : 0;
     const waiting = isPaused ? `${unseen < 0 ? `more than ${KEPT}` : number(unseen)} new since the pause` : "";
-    fill(state, waiting);
-    fill(place, rows.length ? table.element : nothing());
+    fill(state, waiting || (found ? matches(found) : ""));
+    fill(place, rows.length ? table.element : found ? notice("No call found", NOT_FOUND) : nothing());
     if (rows.length) table.draw();
   }
 
   function measure() {
-    renew(tiles, rates(feed.calls));
-    chart.set(perMinute(feed.calls));
+    renew(tiles, rates(calls()));
+    chart.set(perMinute(calls()));
   }
 
   const stop = feed.onCalls(() => {
+    isStale = true;
+    if (filters.size) return;
     draw();
     measure();
   });
+  const searching = setInterval(() => filters.size && isStale && !document.hidden && search().catch(say), SEARCH_MS);
   const showState = () => draw();
   feed.addEventListener("state", showState);
   const timer = setInterval(measure, 5000);
@@ -79,16 +129,25 @@ export function live() {
     "div",
     { class: "view" },
     h("div", { class: "title" }, h("h1", {}, "Live"), state, button),
+    filters.element,
     tiles,
     chart.element,
     place,
   );
-  measure();
-  draw();
+  if (filters.size) await search();
+  else {
+    measure();
+    draw();
+  }
   return {
     title: "Live",
     element,
+    update(next) {
+      if (filters.set(next)) search().catch(say);
+    },
     close() {
+      turn++;
+      clearInterval(searching);
       stop();
       feed.removeEventListener("state", showState);
       clearInterval(timer);
@@ -96,6 +155,13 @@ export function live() {
       chart.close();
     },
   };
+}
+
+const NOT_FOUND = "No recent call has all these values. Remove a filter, or choose a longer time.";
+
+/** @param {{calls: Call[], searched: number}} found */
+function matches({ calls, searched }) {
+  return `${calls.length === KEPT ? `the newest ${KEPT}` : number(calls.length)} of ${number(searched)} searched`;
 }
 
 function nothing() {

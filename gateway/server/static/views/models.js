@@ -104,11 +104,18 @@ function windowOf(row) {
   return row.input ? `${number(row.window)}, input at most ${number(row.input)}` : number(row.window);
 }
 
+/**
+ * Return a price with all its digits; at least two after the point, if it has any.
+ * @param {string | null | undefined} value
+ */
+function exactPrice(value) {
+  return value ? `$${value.replace(/(\.\d)$/, "$10")}` : "–";
+}
+
 /** @returns {import("../table.js").Column<Model>[]} */
 function columns() {
-  const price =
-    (/** @type {"input" | "output" | "cache_read" | "cache_write"} */ part) => (/** @type {Model} */ row) =>
-      row.price?.[part] ? `$${row.price[part]}` : "–";
+  const price = (/** @type {"input" | "output" | "cache_read" | "cache_write"} */ part) => (/** @type {Model} */ row) =>
+    exactPrice(row.price?.[part]);
   const perMillion = "USD per million tokens";
   const sources = (/** @type {Model} */ row) => [...new Set(Object.values(row.sources))].join(", ");
   const detail = (/** @type {Model} */ row) =>

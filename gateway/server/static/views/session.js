@@ -5,13 +5,13 @@
 import { ApiError, api, sessionPath } from "../api.js";
 import { choice, fill, h, meter, renew, tile } from "../dom.js";
 import { feed, merged } from "../feed.js";
-import { ago, clock, compact, exact, many, number, percent, span, usd } from "../format.js";
+import { ago, clock, compact, exact, many, milliseconds, number, percent, span, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { agentsOf } from "./agents.js";
 import { changeBudget, resetSession, resumeSession } from "./budget.js";
 import { detail } from "./call.js";
-import { callColumns, isFailed, isRefused } from "./calls.js";
+import { callColumns, countsOf, isFailed, isRefused } from "./calls.js";
 import { Charts, childrenOf, inRow } from "./charts.js";
 
 /** @typedef {import("../types.js").Call} Call */
@@ -22,6 +22,8 @@ const PAGE = 1000;
 /** calls to load when there are new ones; if more are missing, a page is loaded */
 const FEW = 100;
 const RENEW_MS = 1000;
+/** tags of its calls that the title shows */
+const MOST_TAGS = 5;
 const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
   ["", "All", () => true],
   ["trimmed", "Trimmed", ({ context }) => Boolean(context && Object.keys(context.trimmed).length)],
@@ -70,13 +72,25 @@ class SessionView {
       FILTERS.map(([name, text], index) => [name, [text, " ", this.counts[index]]]),
       (name) => this.filter(name),
     );
+    /** shown only after runaway protection has refused calls */
+    this.resume = h("button", { type: "button", class: "primary" }, "Resume");
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.count = h("span", { class: "muted", role: "status" });
+    this.tags = h("span", {});
     this.panel = h("aside", { class: "panel", "aria-label": "Call", hidden: true });
     this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.open(""));
     this.table = new Table({
       label: "Calls of this session, newest first",
-      columns: [{ name: "Time", width: "8.4rem", narrow: "6.1rem", show: (call) => this.link(call) }, ...callColumns()],
+      columns: [
+        {
+          name: "When",
+          width: "8.4rem",
+          narrow: "6.1rem",
+          show: (call) => this.link(call),
+          below: ({ duration_ms: took }) => milliseconds(took),
+        },
+        ...callColumns(),
+      ],
       key: (call) => call.call_id,
       kind: (call) => `${isFailed(call) ? "failed" : ""} ${call.call_id === this.opened ? "opened" : ""}`,
     });
@@ -85,7 +99,7 @@ class SessionView {
       "div",
       { class: "view session" },
       h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " /"),
-      h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.actions()),
+      h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.tags, this.actions()),
       this.problem,
       this.facts,
       this.charts.element,
@@ -101,12 +115,13 @@ class SessionView {
 
   actions() {
     const done = () => this.renew().catch((error) => this.say(error));
+    this.resume.addEventListener("click", () => resumeSession(this.found, done));
     return h(
       "div",
       { class: "buttons" },
       h("button", { type: "button", onclick: () => changeBudget(this.found, done) }, "Change budget"),
       h("button", { type: "button", onclick: () => resetSession(this.found, done) }, "Reset"),
-      h("button", { type: "button", onclick: () => resumeSession(this.found, done) }, "Resume"),
+      this.resume,
     );
   }
 
@@ -190,11 +205,21 @@ class SessionView {
       row.element.querySelector("a")?.setAttribute("href", this.address({ call: id }));
     this.drawFilters();
     const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
+    const counts = countsOf({
+      calls: rows.length,
+      charged_calls: rows.filter(({ usage }) => usage).length,
+      refused_calls: rows.filter(isRefused).length,
+    });
     const agent = this.params.get("agent");
     const every = h("a", { href: this.address({ agent: null, call: this.opened }) }, "show all agents");
-    fill(this.count, `${number(rows.length)}${all}`, ...(agent ? [` of agent ${agent}, `, every] : []));
+    fill(this.count, `${counts}${all}`, ...(agent ? [` of agent ${agent}, `, every] : []));
     if (this.cursor === null && document.activeElement === this.older) this.table.element.focus();
     this.older.hidden = this.cursor === null;
+    const tags = [...new Set(this.calls.map((call) => call.labels?.tag ?? ""))].filter(Boolean).slice(0, MOST_TAGS);
+    fill(
+      this.tags,
+      tags.map((tag) => h("span", { class: "badge", title: `tag ${tag}` }, tag)),
+    );
     this.charts.set(this.found, this.calls);
   }
 
@@ -275,6 +300,7 @@ class SessionView {
 
   drawFacts() {
     const { found } = this;
+    this.resume.hidden = !found.last_stop;
     const usage = found.cumulative_token_usage;
     const share = usage.input_tokens ? usage.cache_read_tokens / usage.input_tokens : null;
     const saved = found.saved_by_trimming;
@@ -300,7 +326,7 @@ class SessionView {
         found.response_mode.replace("_", " "),
         found.active_step ? ["step ", found.active_step] : null,
       ),
-      found.last_stop ? tile("Last stop", found.last_stop.replace("_", " "), "calls were refused") : null,
+      found.last_stop ? tile("Last stop", found.last_stop.replace("_", " "), "calls refused") : null,
       began(found.created_at),
     );
     const agents = agentsOf(found.agents ?? [], (agent) => this.address({ agent, call: null }));
@@ -346,7 +372,7 @@ function budgetBars(found) {
   const resets = budget.resets_in_s === null ? "" : `The budget refills in ${number(budget.resets_in_s)} s. `;
   const closing = budget.is_closed
     ? "Its closing call was taken: further calls are refused until the budget is raised or refilled. "
-    : budget.kept_for_closing
+    : budget.kept_for_closing && budget.remaining !== 0
       ? `${number(budget.kept_for_closing)} tokens are kept for its closing call. `
       : "";
   const source = declared ? "Its last call declared a budget in its headers (x-session-budget-…). " : "";
@@ -359,8 +385,8 @@ function budgetBars(found) {
 }
 
 /** @param {Session} found */
-function rateOf({ burn_rate: rate }) {
-  if (!rate) return "";
+function rateOf({ burn_rate: rate, budget }) {
+  if (!rate || budget?.is_closed) return "";
   if (!rate.empty_in_s) return "The budget is empty. ";
   if (rate.refills_first) return "At this rate the budget refills before it is empty. ";
   return `At this rate empty in ${span(rate.empty_in_s)}, ${many(rate.empty_in_calls, "call")}. `;

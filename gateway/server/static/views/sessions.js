@@ -5,9 +5,11 @@
 import { api } from "../api.js";
 import { choice, fill, h, loading, meter, notice } from "../dom.js";
 import { feed } from "../feed.js";
-import { ago, compact, number, percent, usd } from "../format.js";
+import { ago, compact, many, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
+import { sessionLink, tagOf } from "./calls.js";
+import { Filters } from "./filters.js";
 
 /** @typedef {import("../types.js").Session} Session */
 
@@ -27,18 +29,18 @@ const SORTS = /** @type {[string, string][]} */ ([
  * @returns {Promise<import("../types.js").View>}
  */
 export async function sessions(params) {
-  const list = new List(params.get("sort") ?? "recent", params.get("q") ?? "");
+  const list = new List(params);
   await list.load();
   list.start();
   return { title: "Sessions", element: list.element, update: (next) => list.update(next), close: () => list.close() };
 }
 
 class List {
-  /**
-   * @param {string} sort
-   * @param {string} part
-   */
-  constructor(sort, part) {
+  /** @param {URLSearchParams} params */
+  constructor(params) {
+    const sort = params.get("sort") ?? "recent";
+    const part = params.get("q") ?? "";
+    this.filters = new Filters(["key", "since"], params, () => this.show());
     this.sort = SORTS.some(([name]) => name === sort) ? sort : "recent";
     this.part = part;
     /** @type {Session[]} */
@@ -76,6 +78,7 @@ class List {
         h("label", { class: "find" }, h("span", {}, "Find "), this.field),
         this.order.element,
       ),
+      this.filters.element,
       this.place,
     );
     this.stop = () => {};
@@ -100,18 +103,27 @@ class List {
   update(params) {
     const part = params.get("q") ?? "";
     if (part !== this.part) this.field.value = part;
-    this.go(params.get("sort") ?? "recent", part);
+    const isChanged = this.filters.set(params);
+    this.go(params.get("sort") ?? "recent", part, isChanged);
   }
 
   /**
    * @param {string} sort
    * @param {string} part
+   * @param {boolean} [isChanged] a filter was changed
    */
-  async go(sort, part) {
-    if (sort === this.sort && part === this.part) return;
+  async go(sort, part, isChanged = false) {
+    if (sort === this.sort && part === this.part && !isChanged) return;
     this.sort = sort;
     this.part = part;
-    replace(to("sessions", "", { sort: sort === "recent" ? "" : sort, q: part }));
+    await this.show();
+  }
+
+  /** Show the first page of the list. */
+  async show() {
+    replace(
+      to("sessions", "", { sort: this.sort === "recent" ? "" : this.sort, q: this.part, ...this.filters.values }),
+    );
     this.order.press(this.sort);
     this.table.element.scrollTop = 0;
     fill(this.place, loading());
@@ -131,7 +143,9 @@ class List {
    * @param {import("../api.js").Options} [options]
    */
   page(cursor, options) {
-    const query = new URLSearchParams({ limit: String(this.size), sort: this.sort });
+    const query = this.filters.query();
+    query.set("limit", String(this.size));
+    query.set("sort", this.sort);
     if (this.part) query.set("q", this.part);
     if (cursor) query.set("cursor", cursor);
     return api(`api/sessions?${query}`, options);
@@ -203,6 +217,8 @@ class List {
 
   nothing() {
     if (this.cursor !== null) return loading("Searching older sessions …");
+    if (this.filters.size)
+      return notice("No session found", "No session has all these values. Remove a filter, or choose a longer time.");
     if (this.part)
       return notice(
         "No session found",
@@ -232,25 +248,43 @@ function same(old, row) {
 
 /** @returns {import("../table.js").Column<Session>[]} */
 function columns() {
-  const name = (/** @type {Session} */ row) => [
-    h("a", { class: "mono", href: to("session", row.id), title: row.id }, row.id),
-    row.derived_id
-      ? h(
-          "span",
-          { class: "badge", title: "The client named no session. The id was derived from the start of the conversation." },
-          "derived",
-        )
-      : null,
-  ];
+  // The newest calls tell the tag of a session.
+  const tag = (/** @type {Session} */ row) => feed.calls.find((call) => call.session === row.id)?.labels?.tag;
+  const name = (/** @type {Session} */ row) =>
+    sessionLink(
+      row.id,
+      tag(row),
+      row.derived_id
+        ? h(
+            "span",
+            {
+              class: "badge",
+              title: "The client named no session. The id was derived from the start of the conversation.",
+            },
+            "derived",
+          )
+        : null,
+    );
   const usage = (/** @type {Session} */ row) => row.cumulative_token_usage;
   return [
-    { name: "Session", show: name },
-    { name: "Last call", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.last_call_at) },
+    {
+      name: "Session",
+      show: name,
+      below: (row) => `${many(row.calls, "call")}, ${compact(usage(row).total_tokens)} tokens${tagOf(tag(row)) ?? ""}`,
+    },
+    {
+      name: "Last call",
+      width: "6.6rem",
+      narrow: "6rem",
+      show: (row) => ago(row.last_call_at),
+      below: (row) => usd(row.cost_usd),
+    },
     { name: "Calls", width: "4.4rem", numeric: true, wide: true, show: (row) => number(row.calls) },
     {
       name: "Tokens",
       width: "5rem",
       numeric: true,
+      wide: true,
       show: (row) => h("span", { title: number(usage(row).total_tokens) }, compact(usage(row).total_tokens)),
     },
     {
