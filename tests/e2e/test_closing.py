@@ -299,7 +299,9 @@ def test_of_parallel_calls_one_is_the_closing_call(gateway: GatewayThread, mock:
     assert used(gateway.web) <= LIMIT
 
 
-def test_a_subagent_does_not_take_the_closing_call_of_the_main_agent(gateway: GatewayThread, mock: MockProvider) -> None:
+def test_a_subagent_does_not_take_the_closing_call_of_the_main_agent(
+    gateway: GatewayThread, mock: MockProvider
+) -> None:
     spend(gateway.web, mock, LIMIT - 500)
     for named in (
         {"x-agent-id": "finder-1"},
