@@ -72,6 +72,8 @@ HOMES = {
     "typer": ("gateway.cli",),
     "rich": ("gateway.cli",),
     "tiktoken": ("gateway.counters.tiktoken",),
+    "jwt": ("gateway.server.token_verifier",),
+    "cryptography": ("gateway.server.token_verifier",),
     "splintr": ("gateway.counters.vocabularies",),
     "ctok": ("gateway.counters.vocabularies",),
     "litellm": ("gateway.upstream.litellm",),
@@ -140,6 +142,7 @@ TESTED_ELSEWHERE = {
     "pipeline.exchange": "e2e/test_accounting.py",
     "app.worker": "e2e/test_shutdown.py",
     "app.reloadable": "e2e/test_reload.py",
+    "app.token_issuer": "e2e/test_bearer_tokens.py",
     "app.assembly": "pipeline/test_exchange.py",  # it assembles the fakes of these tests
     "config.policies": "e2e/test_budget_settings.py",  # each key has its effect; keys of context: e2e/test_context.py
     "stores.states": "stores/test_contract.py",  # what a store returns for a valid and for an invalid state

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from gateway import config
 from gateway.app.assembly import assemble
 from gateway.app.resources import Tls, logs_json, planner_of, upstreams_of
+from gateway.app.token_issuer import bearer_tokens_of
 from gateway.budget.reservation import Budgets
 from gateway.call.types import SessionPolicy
 from gateway.config.model_catalog import Catalog
@@ -23,11 +24,12 @@ from gateway.config.policies import (
     agents_of,
     budget_policy,
     id_headers_of,
-    limits_of,
+    key_of,
     provider_of,
     result_model,
     routes_of,
     runaway_policy,
+    shared_budgets,
 )
 from gateway.context.caches import ContextCaches
 from gateway.context.inspector import Inspector
@@ -36,7 +38,7 @@ from gateway.context.tool_results import ToolResultRenderer
 from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import StoreDamaged
 from gateway.core.ledger.arithmetic import AccountKey, Claim
-from gateway.core.ledger.charging import KeyLimits, claims_on
+from gateway.core.ledger.charging import KeyContext, claims_on
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Observer, Upstream
 from gateway.core.record import CallRecord
@@ -46,9 +48,10 @@ from gateway.counters.registry import Counters
 from gateway.pipeline.exchange import Gateway
 from gateway.server import headers
 from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.bearer_tokens import BearerTokens
 from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.handling import ServerRules
-from gateway.server.health import ProviderHealth
+from gateway.server.health import IdentityProviderHealth, ProviderHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.stores.fallback import FallbackStore
@@ -135,27 +138,27 @@ class Lasting:
 class Parts:
     """The parts of a worker that one configuration makes: authentication, routes, connections and rules."""
 
-    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls) -> None:
+    def __init__(self, settings: config.Settings, lasting: Lasting, tls: Tls, earlier: Parts | None = None) -> None:
         self.settings = settings
         self._keys = lasting.keys
         self._store = lasting.store
+        #: the callers of bearer tokens; keys of the identity provider that `earlier` parts know stay known
+        self.bearer_tokens: BearerTokens | None = bearer_tokens_of(
+            settings, earlier.bearer_tokens if earlier is not None else None
+        )
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
+        shared, keys = shared_budgets(settings), [key_of(row, settings.timezone) for row in settings.auth.keys]
+        digests = [digest(row.key.get_secret_value()) for row in settings.auth.keys]
         authenticator = Authenticator(
-            [
-                KeyRule(
-                    key.name,
-                    digest(key.key.get_secret_value()),
-                    key.models,
-                    KeyLimits(limits_of(key.budget), key.rpm),
-                )
-                for key in settings.auth.keys
-            ],
+            [KeyRule.of(key, secret, shared) for key, secret in zip(keys, digests, strict=True)],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
             lambda: lasting.keys.keys,
+            self.bearer_tokens,
             is_required=settings.auth.required,
+            shared=shared,
         )
         bounds = Bounds(
             max_body=int(server.max_body_mb * 2**20),
@@ -183,6 +186,8 @@ class Parts:
             lasting.new_id,
             agents=agents_of(settings),
             id_headers=id_headers_of(settings),
+            configured_keys=keys,
+            key_context=KeyContext(shared, settings.timezone),
         )
         gateway = lasting.gateway(settings, routes, upstreams, planner)
         #: settles a call whose worker died
@@ -201,26 +206,34 @@ class Parts:
     async def claims_on(self, calls: Sequence[CallRecord]) -> list[Claim]:
         """Return the accounts that calls were charged to, with the limits that this configuration sets, each once."""
         accounts = dict.fromkeys(account for call in calls for account in call.accounts)
-        limits = {key.name: limits_of(key.budget) for key in self.settings.auth.keys}
+        keys = (*self._keys.keys.values(), *self.rules.configured_keys)
+        limits = self.bearer_tokens.limits() if self.bearer_tokens is not None else {}
+        limits |= {AccountKey("key", key.name): key.limits for key in keys} | self.rules.key_context.shared.limits()
         types = await self._agent_types(accounts)
         types |= {
             call.session.agent_account(call.agent.id): call.agent.type
             for call in calls
             if call.session is not None and call.agent is not None
         }
-        stored = {key.name: key.limits for key in self._keys.keys.values()}
-        return claims_on(accounts, self.rules.budget, stored | limits, types)
+        return claims_on(accounts, self.rules.budget, limits, types)
 
     def providers(self) -> list[ProviderHealth]:
         """Return the health of each provider."""
         rows = self.settings.providers
         return [_provider_health(name, rows[name], upstream) for name, upstream in self._upstreams.items()]
 
+    def identity_provider(self) -> IdentityProviderHealth | None:
+        """Return the health of the identity provider, or None if no tokens are accepted."""
+        tokens = self.bearer_tokens
+        return IdentityProviderHealth(tokens.issuer, tokens.keys.failure) if tokens is not None else None
+
     async def aclose(self) -> None:
         """End the calls of this configuration, and close its connections."""
         async with AsyncExitStack() as closing:
             for upstream in self._upstreams.values():
                 closing.push_async_callback(upstream.aclose)
+            if self.bearer_tokens is not None:
+                closing.push_async_callback(self.bearer_tokens.aclose)
             closing.push_async_callback(self.forwarder.close)
 
     async def retire(self) -> None:

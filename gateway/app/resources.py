@@ -264,6 +264,10 @@ def problems_of(settings: config.Settings) -> list[str]:
     ]
     if settings.telemetry.otel:
         looks.append(otel.load_packages)
+    if settings.auth.jwt is not None:
+        from gateway.app.token_issuer import check_token_issuer  # noqa: PLC0415  # few gateways need it
+
+        looks.append(partial(check_token_issuer, settings.auth.jwt))
     problems = []
     for look in looks:
         try:

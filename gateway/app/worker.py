@@ -50,6 +50,7 @@ from gateway.server.endpoints import Forwarder
 from gateway.server.events import EventsApi
 from gateway.server.health import HealthApi, WorkerHealth
 from gateway.server.keyring import KeyRing
+from gateway.server.keys import KeysApi
 from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_with_supervisor
 from gateway.server.sessions import SessionsApi
@@ -58,6 +59,7 @@ from gateway.server.unrecorded import UnrecordedRefusals
 from gateway.server.usage import UsageApi
 from gateway.stores.fallback import FallbackStore
 from gateway.stores.journal import Journal
+from gateway.stores.key_uses import KeyUses
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.running_budget import save_running_budget
@@ -186,8 +188,10 @@ class Worker:
         calls = CallbackObserver(own, webhooks_of(settings.callbacks.webhooks, metrics), _SHAPES)
         self._telemetry = _Telemetry(calls, metrics, otel)
         self._alerts = self._alerts_to(calls.alert_receivers(), settings, metrics)
-        observers = [learner, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
+        key_uses = KeyUses(store)
+        observers = [learner, key_uses, *_call_log(settings, as_json=as_json), *self._telemetry.observers()]
         unrecorded = UnrecordedRefusals(observers)
+        self._key_uses = key_uses
         self._kept_s = settings.kept_s
         self.cors_origins = settings.server.cors_origins
         #: what the parts of each configuration are made with
@@ -215,6 +219,7 @@ class Worker:
         self._store_url = settings.store.shown_url
         self.api = OwnApi(
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
+            KeysApi(store, lambda: self._parts.rules),
             UsageApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
@@ -279,6 +284,7 @@ class Worker:
             default_provider=settings.default_provider,
             providers=self._parts.providers(),
             unrecorded_refusals=self.lasting.unrecorded.newest(),
+            identity_provider=self._parts.identity_provider(),
         )
 
     def _state(self) -> WorkerState:
@@ -339,7 +345,7 @@ class Worker:
         """
         settings, needing_restart = self._reread()
         add_counters(self.lasting.counters, settings)
-        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
+        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers), self._parts)
         if old.forwarder.is_stopping:
             # The worker is stopping: a reload must not accept calls again.
             self._parts.forwarder.stop_accepting()
@@ -395,6 +401,7 @@ class Worker:
         # They are closed from the last to the first, and each one even if another fails.
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.lasting.learner.aclose)
+            closing.push_async_callback(self._key_uses.aclose)
             closing.push_async_callback(self.lasting.settler.aclose)
             closing.push_async_callback(self.lasting.leases.aclose)
             closing.push_async_callback(self._telemetry.aclose)

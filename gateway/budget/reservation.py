@@ -430,7 +430,7 @@ def _as_granted(opened: OpenHold, units: int) -> OpenHold:
     Its request was counted by the rate limit when it was made.
     """
     hold = opened.hold
-    claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in hold.claims if one.key.kind != "rate"]
+    claims = [Claim(one.key, Limits(window=one.configured.window)) for one in hold.claims if one.key.kind != "rate"]
     return replace(opened, hold=Hold(hold.id, tuple(claims), hold.amount(units)))
 
 

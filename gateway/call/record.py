@@ -482,6 +482,8 @@ def _labels(state: CallState) -> dict[str, str]:
     labels: dict[str, str] = {}
     if state.session is None:
         labels[KEY] = state.incoming.caller.namespace
+    if state.incoming.caller.budget.group is not None:
+        labels["group"] = state.incoming.caller.budget.group
     tag = state.incoming.directives.tag or (tag_in_body(state.call) if state.call is not None else None)
     if tag is not None:
         labels["tag"] = tag

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -26,17 +25,47 @@ from gateway.cli.common import (
     refuse_early_options,
     stop,
 )
-from gateway.cli.numbers import count, dollars, moment, number, share, span, until_empty
+from gateway.cli.numbers import count, dollars, moment, number, share, until_empty
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
-    from gateway.core.ledger.arithmetic import Balance, Claim, Limits
-    from gateway.core.ports import Calls, Ledger, Store
-    from gateway.core.stored import StoredKey
+    from gateway.core.ledger.charging import KeyContext
+    from gateway.core.ports import Store
+    from gateway.core.stored import KeyChange, StoredKey
 
-app = typer.Typer(cls=Group, help="List, add or revoke the client keys in the store.", invoke_without_command=True)
+app = typer.Typer(
+    cls=Group, help="List, add, change or revoke the client keys in the store.", invoke_without_command=True
+)
+
+_COLUMNS: Final = (
+    "name",
+    "models",
+    "tokens",
+    "dollars",
+    "calls",
+    "window",
+    "rpm",
+    "used",
+    "empty",
+    "group",
+    "sessions",
+    "last used",
+    "expires",
+)
+_NUMBERS: Final = tuple(column for column in _COLUMNS if column not in ("name", "models", "empty", "group"))
+#: columns that a small terminal does not show, in this order
+_FIRST_TO_GO: Final = ("sessions", "rpm", "calls", "models", "empty", "expires", "group", "last used")
+#: the word that removes a limit
+_NONE: Final = "none"
+#: the word for models without patterns
+_ALL: Final = "all"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key; its sessions belong to it.")]
+
+
+def _or_none(parse: Callable[[str | int], int]) -> Callable[[str | int], int | str]:
+    """Return the parser of an option that also accepts the word none."""
+    return lambda given: _NONE if str(given).strip() == _NONE else parse(given)
 
 
 @app.callback()
@@ -50,28 +79,34 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 @app.command("list", cls=Command)
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and their usage. The keys themselves are never shown again."""
-    from gateway.config.policies import limits_of
-    from gateway.core.stored import StoredKey
+    from gateway.config.policies import key_of, shared_budgets
+    from gateway.server.client_keys import current, shared_rows
 
-    configured = [
-        StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm)
-        for row in load(config).settings.auth.keys
-    ]
+    settings, now = load(config).settings, time.time()
+    configured, shared = [key_of(row, settings.timezone) for row in settings.auth.keys], shared_budgets(settings)
 
-    async def read(opened: Store) -> list[dict[str, Any]]:
-        keys = [*configured, *await opened.keys()]
-        balances = await _balances(opened, keys)
-        rates = [await _burn_rate(opened, balance) for balance in balances]
-        return [_row(*one) for one in zip(keys, balances, rates, strict=True)]
+    async def read(opened: Store) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        keys = [*configured, *[current(key, now) for key in await opened.keys()]]
+        return await _rows(opened, keys, configured), await shared_rows(opened, shared)
 
-    rows = with_store(config, store, read)
+    rows, budgets = with_store(config, store, read)
     if as_json:
         print_json(rows)
         return
-    columns = ("name", "models", "tokens", "dollars", "calls", "window", "rpm", "used", "empty", "created")
-    numbers = ("tokens", "dollars", "calls", "window", "rpm", "used", "created")
-    first_to_go = ("created", "rpm", "calls", "models", "empty")
-    print_table(columns, [_cells(row) for row in rows], right=numbers, first_to_go=first_to_go)
+    print_table(_COLUMNS, [_cells(row) for row in rows], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
+    for row in budgets:
+        _print_shared(row)
+
+
+def _print_shared(row: dict[str, Any]) -> None:
+    """Print how much of a budget that client keys share is used."""
+    name = f"group {row['group']}" if row["group"] is not None else "all keys"
+    if row["problem"] is not None:
+        typer.echo(f"{name}: {row['problem']}", err=True)
+    elif row["budget"] is None:
+        typer.echo(f"{name}: no budget")
+    else:
+        typer.echo(f"{name}: {share(row['budget']['used_fraction'])} of the budget is used")
 
 
 @app.command(cls=Command)
@@ -87,13 +122,19 @@ def add(  # noqa: PLR0917  # typer calls it by name
         int | None, typer.Option(metavar="N", parser=count(0), help="Budget in calls for all sessions of the key.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="1h|1d|...", help="Time after which the budget refills.")
+        str | None,
+        typer.Option(metavar="1h|day|...", help="Time, or day, week or month, after which the budget refills."),
     ] = None,
     models: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Pattern of model names that it may call; repeat for more."),
     ] = None,
     rpm: Annotated[int | None, typer.Option(metavar="N", parser=count(1), help="Requests per minute.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="DATE|30d", help="When its calls begin to be refused: a date, a time or a duration."),
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="NAME", help="Group of auth.groups that it belongs to.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation before the first key.")] = False,
     config: ConfigFile = None,
     store: StoreUrl = None,
@@ -104,12 +145,9 @@ def add(  # noqa: PLR0917  # typer calls it by name
     If printing fails, the key is revoked. After the first key, calls without a key are refused; in a terminal, the
     command asks for confirmation first.
     """
-    import secrets
-
     from gateway.core.identity import ID_FORM, is_valid
     from gateway.core.ledger.session_key import is_reserved
-    from gateway.core.stored import StoredKey
-    from gateway.server.auth import digest
+    from gateway.server.client_keys import new_key, new_secret
 
     if not is_valid(name):
         stop(f"{quoted(name)} is not a valid name. A name is {ID_FORM}.", Exit.USAGE)
@@ -118,26 +156,129 @@ def add(  # noqa: PLR0917  # typer calls it by name
     auth = load(config).settings.auth
     if any(key.name == name for key in auth.keys):
         stop(f'The configuration already has a key "{name}" (auth.keys). Choose another name.', Exit.USAGE)
-    for pattern in models or ():
-        # An empty variable in a script must not create a key that is listed with all models, but may call none.
-        if not pattern or any(char.isspace() or char == "," for char in pattern):
-            stop(f"--models {quoted(pattern)} is not one pattern of model names. Repeat --models for more.", Exit.USAGE)
-    limits = _limits(budget_tokens, budget_usd, budget_calls, window)
-    if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
-        stop("--window needs a budget: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
-    is_open = not auth.keys and not auth.required
-    if is_open and not with_store(config, store, lambda opened: opened.keys(), make=True):
+    given = {"tokens": budget_tokens, "usd": budget_usd, "calls": budget_calls, "window": window}
+    asked = _asked(given, models=models, rpm=rpm, expires=expires, group=group)
+    secret = new_secret()
+    with _option_errors(asked):
+        key = new_key(name, asked, secret, time.time(), _context(config))
+    if not auth.needs_credential and not with_store(config, store, lambda opened: opened.keys(), make=True):
         _confirm_first_key(is_asked=not yes and sys.stdin.isatty() and sys.stderr.isatty())
-    key = f"gw-{secrets.token_urlsafe(32)}"
-    stored = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
-    row = with_store(config, store, lambda opened: _add(opened, stored), make=True)
+    row = with_store(config, store, lambda opened: _add(opened, key), make=True)
     if row is None:
-        stop(f'A key "{name}" already exists. Revoke it first: gateway keys revoke {name}', Exit.FAILED)
+        stop(
+            f'A key "{name}" already exists. Change it: gateway keys set {name}, or revoke it: gateway keys revoke '
+            f"{name}",
+            Exit.FAILED,
+        )
+    notice = "this key is shown once. All running gateways accept it within seconds."
     try:
-        _show(key, row, as_json=as_json)
+        _show(secret, row, notice, as_json=as_json)
     except OSError:
         _revoke_unseen(name, config, store)
         raise
+
+
+@app.command("set", cls=Command)
+def change(  # noqa: PLR0917  # typer calls it by name
+    name: Name,
+    budget_tokens: Annotated[
+        str | None, typer.Option(metavar="N|none", parser=_or_none(count(0)), help="Budget in tokens.")
+    ] = None,
+    budget_usd: Annotated[str | None, typer.Option(metavar="N|none", help="Budget in US dollars.")] = None,
+    budget_calls: Annotated[
+        str | None, typer.Option(metavar="N|none", parser=_or_none(count(0)), help="Budget in calls.")
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="1h|day|...|none", help="Time, or day, week or month, after which the budget refills."),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN|all",
+            help="Pattern of model names that it may call; repeat for more. Replaces all patterns.",
+        ),
+    ] = None,
+    rpm: Annotated[
+        str | None, typer.Option(metavar="N|none", parser=_or_none(count(1)), help="Requests per minute.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="DATE|30d|none", help="When its calls begin to be refused.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(metavar="NAME|none", help="Group of auth.groups.")] = None,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a key without a new secret. Options that are not named stay; none removes a limit.
+
+    All running gateways apply the change within seconds. What the key has used stays used.
+    """
+    from gateway.server.client_keys import changed
+
+    given = {"tokens": budget_tokens, "usd": budget_usd, "calls": budget_calls, "window": window}
+    asked = _asked(given, models=[] if models == [_ALL] else models, rpm=rpm, expires=expires, group=group)
+    if not asked:
+        stop("Name what to change, such as --budget-usd 20 or --expires 30d.", Exit.USAGE)
+    now, context = time.time(), _context(config)
+    row = _changed(name, lambda key: changed(key, asked, now, context), asked, (config, store))
+    if as_json:
+        print_json(row)
+    else:
+        print_table(_COLUMNS, [_cells(row)], right=_NUMBERS, first_to_go=_FIRST_TO_GO)
+
+
+@app.command(cls=Command)
+def rotate(
+    name: Name,
+    overlap: Annotated[
+        str, typer.Option(metavar="24h|0", help="How long the present secret is still accepted; 0: it ends at once.")
+    ] = "24h",
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a key a new secret. It is printed once, on stdout. The present one is accepted for the overlap.
+
+    Budget, sessions and settings stay. If printing fails, rotate the key again.
+    """
+    from gateway.server.client_keys import new_secret, rotated
+
+    secret, now = new_secret(), time.time()
+    row = _changed(name, lambda key: rotated(key, secret, now, overlap), {"overlap": overlap}, (config, store))
+    until = (
+        f"The secret before it ends at {moment(row['replaced_until'][-1])}."
+        if row["replaced_until"]
+        else ("Secrets before it have ended.")
+    )
+    _show(secret, row, f"this key is shown once. {until}", as_json=as_json)
+
+
+def _changed(
+    name: str, change: KeyChange, asked: Mapping[str, Any], place: tuple[Path | None, str | None]
+) -> dict[str, Any]:
+    """Change a key in the store and return its row, or end the command if there is none.
+
+    Args:
+        name: the name of the key.
+        change: makes the changed key.
+        asked: the settings by which it is changed, for errors.
+        place: the configuration file and the URL of the store, as typed.
+    """
+    from gateway.server.client_keys import current
+
+    if any(key.name == name for key in load(place[0]).settings.auth.keys):
+        stop(f"{quoted(name)} is a key in the configuration. Change it in auth.keys and reload.", Exit.FAILED)
+
+    async def apply(opened: Store) -> dict[str, Any] | None:
+        with _option_errors(asked):
+            key = await opened.change_key(name, change)
+        return (await _rows(opened, [current(key, time.time())]))[0] if key is not None else None
+
+    row = with_store(*place, apply)
+    if row is None:
+        stop(f"The store has no key {quoted(name)}{_suggest_key(name, *place)}.", Exit.FAILED)
+    return row
 
 
 def _confirm_first_key(*, is_asked: bool) -> None:
@@ -149,16 +290,15 @@ def _confirm_first_key(*, is_asked: bool) -> None:
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
     """Store a key and return its row of the list, or None if the name is in use."""
-    # The balance is read first, because it can fail: a key that is stored must also be shown.
-    (balance,) = await opened.balances([_claim(key)])
-    return _row(key, balance) if await opened.add_key(key) else None
+    # The row is read first, because it can fail: a key that is stored must also be shown.
+    (row,) = await _rows(opened, [key])
+    return row if await opened.add_key(key) else None
 
 
-def _show(key: str, row: dict[str, Any], *, as_json: bool) -> None:
+def _show(key: str, row: dict[str, Any], notice: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**row, "key": key})
     else:
-        notice = "this key is shown once. All running gateways accept it within seconds."
         typer.echo(f"{row['name']}: {notice}", err=True)
         typer.echo(key)
     sys.stdout.flush()
@@ -205,102 +345,100 @@ def _suggest_key(name: str, config: Path | None, store: str | None) -> str:
     return did_you_mean(name, [key.name for key in with_store(config, store, lambda opened: opened.keys())])
 
 
-def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
-    from gateway.config import key_budget
-    from gateway.config.policies import limits_of
-    from gateway.core.errors import ConfigError
+def _context(file: Path | None) -> KeyContext:
+    """Return what the configuration says about all client keys."""
+    from gateway.config.policies import shared_budgets
+    from gateway.core.ledger.charging import KeyContext
 
-    given = {"tokens": tokens, "usd": _amount(usd), "calls": calls, "window": window}
-    try:
-        return limits_of(key_budget(given))
-    except ConfigError as error:
-        stop("\n".join(_option_error(problem, given) for problem in error.problems), Exit.USAGE)
+    settings = load(file).settings
+    return KeyContext(shared_budgets(settings), settings.timezone)
 
 
-def _amount(usd: str | None) -> Decimal | str | None:
-    """Return US dollars as a number. Another text is returned unchanged: the configuration reports the error."""
+def _asked(budget: Mapping[str, object], **settings: object) -> dict[str, Any]:
+    """Return the named options as settings of a client key; none as null."""
+    limits = {unit: _amount(given) if unit == "usd" else given for unit, given in budget.items()}
+    named = {"budget": {unit: _value(given) for unit, given in limits.items() if given is not None}, **settings}
+    return {name: _value(given) for name, given in named.items() if given is not None and given != {}}
+
+
+def _value(given: object) -> object:
+    return None if given == _NONE else given
+
+
+def _amount(usd: object) -> object:
+    """Return US dollars as a number. Another text is returned unchanged: the check of the settings reports it."""
     with contextlib.suppress(ValueError):
-        return number(usd) if usd is not None else None
+        return number(usd) if isinstance(usd, str) else usd
     return usd
 
 
-def _option_error(problem: str, given: Mapping[str, object]) -> str:
-    """Return the configuration's error about a key of `budget` with the name and value of the option instead."""
-    name, _, reason = problem.partition(": ")
-    option = "--window" if name == "window" else f"--budget-{name}"
-    return f"{option} {quoted(str(given.get(name)))}: {reason}"
-
-
-async def _balances(opened: Ledger, stored: Sequence[StoredKey]) -> Sequence[Balance | None]:
-    """Return the balances of client keys; None for a key whose account cannot be read.
-
-    An unreadable account does not hide the balances of other keys.
-    """
-    from gateway.core.errors import StoreDamaged
+@contextlib.contextmanager
+def _option_errors(asked: Mapping[str, Any]) -> Iterator[None]:
+    """End the command for settings that are not valid, with the names and values of the options as typed."""
+    from gateway.core.errors import ConfigError
 
     try:
-        return await opened.balances([_claim(key) for key in stored])
-    except StoreDamaged as fault:
-        if len(stored) > 1:
-            return [balance for key in stored for balance in await _balances(opened, [key])]
-        typer.echo(fault.message, err=True)
-        return [None]
+        yield
+    except ConfigError as error:
+        stop("\n".join(_option_error(problem, asked) for problem in error.problems), Exit.USAGE)
 
 
-async def _burn_rate(opened: Calls, balance: Balance | None) -> dict[str, Any] | None:
-    """Return when the budget of a client key is empty, or None if that is unknown."""
-    from gateway.core.ledger.burn_rate import NEWEST_CALLS, burn_rate
-    from gateway.server.shown import burn_rate_json
-
-    if balance is None or balance.limits.is_none:
-        return None
-    records = await opened.newest_calls(balance.key.namespace, NEWEST_CALLS)
-    return burn_rate_json(burn_rate(balance, records, time.time()))
-
-
-def _claim(key: StoredKey) -> Claim:
-    from gateway.core.ledger.arithmetic import AccountKey, Claim
-
-    return Claim(AccountKey("key", key.name), key.limits)
+def _option_error(problem: str, asked: Mapping[str, Any]) -> str:
+    """Return the error about a setting with the name and value of the option instead."""
+    path, _, reason = problem.partition(": ")
+    setting, _, inner = path.partition(".")
+    given = asked.get(setting)
+    if setting == "budget" and isinstance(given, Mapping):
+        option = "--window" if inner == "window" else f"--budget-{inner}"
+        return f"{option} {quoted(str(given.get(inner)))}: {reason}"
+    shown = " ".join(given) if isinstance(given, list) else str(given)
+    return f"--{setting} {quoted(shown)}: {reason}"
 
 
-def _row(key: StoredKey, balance: Balance | None, rate: dict[str, Any] | None = None) -> dict[str, Any]:
-    from datetime import UTC, datetime
-
+async def _rows(opened: Store, keys: Sequence[StoredKey], configured: Sequence[StoredKey] = ()) -> list[dict[str, Any]]:
+    """Return client keys as in the API, and with single limits as fields. Prints why an account cannot be read."""
     from gateway.core.ledger.refusals import usd
+    from gateway.server.client_keys import burn_rate_of, rows_of
 
-    limits, used = key.limits, balance.used_fraction if balance is not None else None
-    return {
-        "name": key.name,
-        "models": list(key.models),
-        "tokens": limits.tokens,
-        "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
-        "calls": limits.calls,
-        "window_s": limits.window_s,
-        "rpm": key.rpm,
-        "used_fraction": round(used, 4) if used is not None else None,
-        "burn_rate": rate,
-        "created_at": datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds")
-        if key.created_at
-        else "in the configuration",
-    }
+    now = time.time()
+    rows = await rows_of(opened, keys, configured)
+    for key, row in zip(keys, rows, strict=True):
+        if row["problem"] is not None:
+            typer.echo(row["problem"], err=True)
+        limits, budget = key.limits, row["budget"]
+        row |= {
+            "tokens": limits.tokens,
+            "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
+            "calls": limits.calls,
+            "window_s": limits.window if isinstance(limits.window, float | int) else None,
+            "used_fraction": budget["used_fraction"] if budget is not None else None,
+            "burn_rate": await burn_rate_of(opened, key, now),
+            "created_at": row["created_at"] or "in the configuration",
+        }
+    return rows
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Return a row of the table."""
+    """Return a row of the table, with the columns of `_COLUMNS`."""
 
     def number_or_empty(value: int | None) -> str:
         return f"{value:,}" if value is not None else ""
 
+    def moment_or_empty(value: str | None) -> str:
+        return moment(value) if value is not None else ""
+
     return [
         row["name"],
-        ", ".join(row["models"]) or "all",
+        ", ".join(row["models"]) or _ALL,
         number_or_empty(row["tokens"]),
         dollars(row["usd"]) if row["usd"] is not None else "",
         number_or_empty(row["calls"]),
-        span(row["window_s"]) if row["window_s"] is not None else "",
+        row["window"] or "",
         number_or_empty(row["rpm"]),
         share(row["used_fraction"]) if row["used_fraction"] is not None else "",
         until_empty(row["burn_rate"]),
-        moment(row["created_at"]),
+        row["group"] or "",
+        number_or_empty(row["sessions"]),
+        moment_or_empty(row["last_used_at"]),
+        moment_or_empty(row["expires_at"]),
     ]

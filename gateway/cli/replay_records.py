@@ -92,13 +92,17 @@ def _warn_of_unknown_keys(calls: Sequence[ReplayedCall], rules: ReplayRules) -> 
 
 def _rules(settings: Settings, budget: int | None) -> ReplayRules:
     from gateway.app.resources import open_catalog, open_families
-    from gateway.config.policies import budget_policy, context_policy, limits_of, routes_of
+    from gateway.config.policies import budget_policy, context_policy, limits_of, routes_of, shared_budgets
     from gateway.core.errors import UnknownModel
     from gateway.core.ledger.charging import KeyLimits
     from gateway.core.routing import ModelFacts, Route
     from gateway.counters.registry import Counters
     from gateway.replay.budgets import ReplayRules
 
+    shared, zone = shared_budgets(settings), settings.timezone
+    keys = {
+        key.name: KeyLimits(limits_of(key.budget, zone), shared=shared.claims(key.group)) for key in settings.auth.keys
+    }
     catalog, routes = open_catalog(settings, open_families(Counters(), settings)), routes_of(settings)
 
     def facts(call: ReplayedCall) -> ModelFacts:
@@ -112,7 +116,7 @@ def _rules(settings: Settings, budget: int | None) -> ReplayRules:
     return ReplayRules(
         context_policy(settings, catalog.facts),
         budget_policy(settings),
-        {key.name: KeyLimits(limits_of(key.budget)) for key in settings.auth.keys},
+        keys,
         facts,
         budget,
     )

@@ -204,6 +204,8 @@ def banner(loaded: Loaded, port: int) -> str:
     lines += [f"  store     {_store(settings)}", f"  budget    {_budget(settings)}", f"  config    {origin}"]
     if settings.auth.keys:
         lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
+    if settings.auth.jwt is not None:
+        lines.append(f"  tokens    {settings.auth.jwt.issuer}")
     lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
     lines.append(f"            export ANTHROPIC_BASE_URL={url}")
     if settings.server.dashboard:

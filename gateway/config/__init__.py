@@ -1,16 +1,16 @@
 """Load gateway.yaml into frozen `Settings`."""
 
-from gateway.config.access import KeyBudget
+from gateway.config.access import ClientKey, KeyBudget
 from gateway.config.callbacks import Callbacks, Webhook
 from gateway.config.complaints import did_you_mean
 from gateway.config.load import (
     Loaded,
     built_in_providers,
     check_exposure,
+    client_key,
     data_folder,
     families,
     is_loopback,
-    key_budget,
     load,
     load_passed_on,
     model_facts,
@@ -32,6 +32,7 @@ __all__ = [
     "BUILT_IN_ROUTES",
     "AgentSteps",
     "Callbacks",
+    "ClientKey",
     "Context",
     "Facts",
     "KeyBudget",
@@ -46,6 +47,7 @@ __all__ = [
     "Webhook",
     "built_in_providers",
     "check_exposure",
+    "client_key",
     "data_folder",
     "did_you_mean",
     "duration",
@@ -53,7 +55,6 @@ __all__ = [
     "families",
     "is_loopback",
     "json_schema",
-    "key_budget",
     "load",
     "load_passed_on",
     "matcher",

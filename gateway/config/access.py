@@ -1,9 +1,10 @@
-"""Define the settings of client keys and budgets."""
+"""Define the settings of client keys, bearer tokens and budgets."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from decimal import Decimal
 from typing import Literal
 
@@ -11,11 +12,14 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.section import Positive, Section, duration
 from gateway.core.calling_agent import MAIN
+from gateway.core.expiry import date_or_time
+from gateway.core.http.addresses import is_private_address
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger.arithmetic import LEAST_USD, MOST_USD
 from gateway.core.ledger.charging import ANY_AGENT
 from gateway.core.ledger.closing import CLOSING_MESSAGE
 from gateway.core.ledger.session_key import is_reserved
+from gateway.core.ledger.windows import CALENDAR_UNITS, CalendarWindow, Window
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
@@ -36,7 +40,11 @@ class KeyBudget(Section):
     tokens: int | None = Field(None, ge=0, le=2**53, description="Most tokens; null: unlimited.")
     usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="Most US dollars; null: unlimited.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Most calls; null: unlimited.")
-    window: str | None = Field(None, description="The budget refills after this time, such as 1h or 1d; null: never.")
+    window: str | None = Field(
+        None,
+        description="The budget refills after this time, such as 1h or 1d, or at the beginning of each day, week or "
+        "month (see timezone); null: never.",
+    )
 
     @field_validator("usd")
     @classmethod
@@ -48,13 +56,18 @@ class KeyBudget(Section):
     @field_validator("window")
     @classmethod
     def _window(cls, value: str | None) -> str | None:
-        if value is not None:
-            duration(value)
+        if value is not None and value not in CALENDAR_UNITS:
+            try:
+                duration(value)
+            except ValueError as error:
+                raise ValueError(f"{error}; or day, week or month") from None
         return value
 
-    @property
-    def window_s(self) -> float | None:
-        """Return `window` in seconds."""
+    def window_in(self, zone: str) -> Window:
+        """Return `window` in seconds, or by the calendar of a time zone."""
+        unit = next((unit for unit in CALENDAR_UNITS if unit == self.window), None)
+        if unit is not None:
+            return CalendarWindow(unit, zone)
         return duration(self.window) if self.window is not None else None
 
 
@@ -68,6 +81,20 @@ class ClientKey(Section):
     models: tuple[str, ...] = Field((), description="Shell patterns of the models that it may call; empty: all.")
     budget: KeyBudget = Field(KeyBudget(), description="Budget of all its sessions together.")
     rpm: int | None = Field(None, ge=1, le=2**53, description="Most requests per minute; null: unlimited.")
+    expires: str | None = Field(
+        None, description="Date or time (see timezone) from which its calls are refused; null: never."
+    )
+
+    group: str | None = Field(None, description="Group of auth.groups whose budget it shares; null: none.")
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _expires(cls, value: object) -> object:
+        # YAML reads a date without quotes as a date.
+        text = value.isoformat() if isinstance(value, date) else value
+        if isinstance(text, str):
+            date_or_time(text)
+        return text
 
     @field_validator("name")
     @classmethod
@@ -86,12 +113,115 @@ class ClientKey(Section):
         return _long_enough(value)
 
 
+#: Signatures with a public key only. With a shared secret (HS256), each reader of the secret could make tokens.
+SignatureAlgorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class TokenClaims(Section):
+    """The claims of a token that name the caller and its groups."""
+
+    name: str = Field(
+        "sub",
+        min_length=1,
+        description="Claim with the name of the caller. Choose one that the identity provider never gives to another "
+        "person. Its sessions are stored under jwt:NAME.",
+    )
+    group: str | None = Field(
+        None,
+        min_length=1,
+        description="Claim with the group of the caller, or a list of groups. Names with dots are paths, such as "
+        "realm_access.roles. null: groups are not read.",
+    )
+
+
+class TokenGroup(Section):
+    """What each caller of a group may do."""
+
+    models: tuple[str, ...] = Field((), description="Shell patterns of the models that it may call; empty: all.")
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all sessions of one caller together.")
+    rpm: int | None = Field(
+        None, ge=1, le=2**53, description="Most requests per minute of one caller; null: unlimited."
+    )
+    admin: bool = Field(default=False, description="Its callers may use /api like the admin key.")
+
+
+class TokenIssuer(Section):
+    """The identity provider whose bearer tokens (JWT) are accepted like client keys."""
+
+    issuer: str = Field(min_length=1, description="Issuer of the tokens, exactly as in their claim iss.")
+    audience: str | tuple[str, ...] = Field(
+        description="Audience of the gateway, or several. The claim aud must contain one of them."
+    )
+    jwks_url: str | None = Field(
+        None, description="Address of the public keys (JWKS): https, or http on this machine. Set this or key_file."
+    )
+    key_file: str | None = Field(
+        None,
+        description="File with the public keys, in PEM or as JWKS. The path is relative to this file. A reload reads "
+        "it again.",
+    )
+    algorithms: tuple[SignatureAlgorithm, ...] = Field(
+        ("RS256", "ES256"), min_length=1, description="Accepted signature algorithms."
+    )
+    claims: TokenClaims = Field(TokenClaims(), description="Claims that name the caller and its groups.")
+    groups: dict[str, TokenGroup] = Field(
+        default_factory=dict,
+        description="Rights of callers by group; the first group here that the caller is in applies. `*`: all others. "
+        "Callers of no group here are refused. Empty: all callers are accepted, without limits.",
+    )
+    leeway_s: float = Field(60, ge=0, le=600, description="Accepted difference of the clocks in seconds.")
+
+    @field_validator("audience")
+    @classmethod
+    def _audience(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not value or (isinstance(value, tuple) and not all(value)):
+            raise ValueError("is empty; write the audience of the gateway")
+        return value
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _jwks_url(cls, value: str | None) -> str | None:
+        if value is not None and not is_private_address(value):
+            raise ValueError(
+                "must begin with https://, because whoever changes the keys on their way can make tokens; http:// is "
+                "for localhost and 127.0.0.1 only"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TokenIssuer:
+        if (self.jwks_url is None) == (self.key_file is None):
+            raise ValueError("needs either jwks_url or key_file")
+        if self.groups and self.claims.group is None:
+            raise ValueError("groups needs claims.group, the claim that names the groups of a caller")
+        if self.claims.group is not None and not self.groups:
+            raise ValueError("claims.group has no effect without groups; list the groups there, or remove it")
+        return self
+
+    @property
+    def audiences(self) -> tuple[str, ...]:
+        """Return `audience` as a list."""
+        return (self.audience,) if isinstance(self.audience, str) else self.audience
+
+
+class KeyGroup(Section):
+    """A group of client keys."""
+
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys and tokens of this group together.")
+
+
 class Auth(Section):
     """Client keys and the admin key."""
 
     keys: tuple[ClientKey, ...] = Field(
         (), description="Client keys. Without any key the gateway accepts every caller, so listen on loopback only."
     )
+    groups: dict[str, KeyGroup] = Field(
+        default_factory=dict,
+        description="Groups of client keys that share a budget. A key names its group. A group of the same name in "
+        "auth.jwt.groups shares it too.",
+    )
+    budget: KeyBudget = Field(KeyBudget(), description="Budget of all client keys and tokens together.")
     required: bool = Field(
         default=False,
         description="Refuse calls without a client key, even if no key is listed here. Set it if all keys are in the "
@@ -99,6 +229,10 @@ class Auth(Section):
     )
     admin_key: SecretStr | None = Field(
         None, description="Key required for changes under /api. null: only callers on this machine may make changes."
+    )
+    jwt: TokenIssuer | None = Field(
+        None,
+        description="Identity provider whose bearer tokens are accepted like client keys. Needs the extra [jwt].",
     )
 
     @field_validator("keys")
@@ -113,11 +247,31 @@ class Auth(Section):
                 raise ValueError(f"keys[{pair[0]}] and keys[{pair[1]}] have the same {what}")
         return keys
 
+    @field_validator("groups")
+    @classmethod
+    def _groups(cls, groups: dict[str, KeyGroup]) -> dict[str, KeyGroup]:
+        for name in groups:
+            if not is_valid(name):
+                raise ValueError(f"{name!r} cannot be the name of a group; use {ID_FORM}")
+        return groups
+
     @field_validator("admin_key")
     @classmethod
     def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
         # An empty key (${ADMIN_KEY:-}) would match an empty credential.
         return _long_enough(value) if value is not None and value.get_secret_value().strip() else None
+
+    @property
+    def needs_credential(self) -> bool:
+        """Return whether each call needs a client key or a token, even if the store has no client key."""
+        return bool(self.keys) or self.required or self.jwt is not None
+
+    @model_validator(mode="after")
+    def _known_groups(self) -> Auth:
+        for index, key in enumerate(self.keys):
+            if key.group is not None and key.group not in self.groups:
+                raise ValueError(f"keys[{index}].group: auth.groups has no group {key.group!r}")
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:

@@ -232,7 +232,9 @@ def _is_no_secret(location: tuple[int | str, ...]) -> bool:
             return True
         case ("providers", _, "retries" | "breaker" | "timeout_s" | "max_connections", *_):
             return True
-        case ("auth", "keys", _, "budget" | "rpm", *_):
+        case ("auth", "keys", _, "budget" | "rpm", *_) | ("auth", "budget" | "groups", *_):
+            return True
+        case ("auth", "jwt", "groups", _, "budget" | "rpm", *_) | ("auth", "jwt", "leeway_s"):
             return True
     return False
 
@@ -247,7 +249,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 def _meant(location: tuple[int | str, ...]) -> str:
     """Return a suggestion for an unknown key, with another indentation or spelling, or an empty text."""
     name, section = str(location[-1]), _section(location[:-1])
-    below = next(_below(section, name), ()) if section is not None else ()
+    below = min(_below(section, name), key=len, default=()) if section is not None else ()
     if below:
         return f" (did you mean {_dotted((*location[:-1], *below))}, indented under {_dotted(below[:-1])}?)"
     meant = did_you_mean(name, list(section.model_fields) if section is not None else [])

@@ -7,6 +7,7 @@ file, because a secret can be in the wrong place.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -20,7 +21,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from gateway.config.access import KeyBudget
+from gateway.config.access import ClientKey
 from gateway.config.complaints import (
     models_without_provider,
     named_models,
@@ -44,8 +45,12 @@ from gateway.core.values import dataclass
 DEFAULT_FILE: Final = "gateway.yaml"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
+#: in place of the secret of a client key that is checked without it
+_NOT_KNOWN: Final = "-" * 16
 #: the flag with the one provider that replaces all others, and facts of its models
 ONLY_PROVIDER: Final = "only_provider"
+#: the keys with a path that is relative to the configuration
+_FILES: Final = (("context", "families"), ("auth", "jwt", "key_file"))
 #: values of `built_in_providers` from the environment that mean false
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -115,14 +120,14 @@ def load(
     return Loaded(settings, path, sources, notes)
 
 
-def key_budget(values: Mapping[str, object]) -> KeyBudget:
-    """Check the budget of a client key that does not come from the file.
+def client_key(name: str, settings: Mapping[str, object]) -> ClientKey:
+    """Check the settings of a client key that does not come from the file. Its secret is not known here.
 
     Raises:
         ConfigError: with all errors found.
     """
     try:
-        return KeyBudget.model_validate(values)
+        return ClientKey.model_validate({**settings, "name": name, "key": _NOT_KNOWN})
     except ValidationError as error:
         raise ConfigError(schema_errors(error)) from None
 
@@ -169,7 +174,7 @@ def check_exposure(settings: Settings) -> None:
         # litellm finds credentials itself, in the environment or from the cloud that the machine runs in.
         or (provider.adapter == "litellm" and provider.auth == "none")
     )
-    if is_loopback(settings.server.host) or settings.auth.keys or settings.auth.required or not held:
+    if is_loopback(settings.server.host) or settings.auth.needs_credential or not held:
         return
     problem = (
         f"auth.keys: {settings.server.host} is reachable from the network, and anyone could use the gateway's key of "
@@ -443,12 +448,22 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
 
 
 def _with_absolute_paths(own: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Make the path in `context.families`, which is relative to the configuration, absolute."""
-    context = own.get("context")
-    named = context.get("families") if isinstance(context, dict) else None
-    if not isinstance(context, dict) or not isinstance(named, str) or not named.strip() or "\0" in named:
-        return own
-    return {**own, "context": {**context, "families": str(folder.absolute() / expand_home(named.strip()))}}
+    """Make the paths of files, which are relative to the configuration, absolute."""
+    for keys in _FILES:
+        own = _with_absolute_path(own, keys, folder.absolute())
+    return own
+
+
+def _with_absolute_path(block: dict[str, Any], keys: Sequence[str], folder: Path) -> dict[str, Any]:
+    name, *inner = keys
+    value = block.get(name)
+    if inner and isinstance(value, dict):
+        return {**block, name: _with_absolute_path(value, inner, folder)}
+    if inner or not isinstance(value, str) or not value.strip() or "\0" in value:
+        return block
+    with contextlib.suppress(ValueError):  # reported where the file is read
+        value = str(folder / expand_home(value.strip()))
+    return {**block, name: value}
 
 
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,11 +68,15 @@ def _ignored_ca_files(settings: Settings) -> Iterator[str]:
 
 
 def _windows_without_limit(settings: Settings) -> Iterator[str]:
-    """Yield a note for each window of a client key or a subagent without a limit.
+    """Yield a note for each window of client keys, tokens or a subagent without a limit.
 
     The window of sessions is not checked, because it also applies to sessions with their own budget.
     """
     budgets = {f"auth.keys[{index}].budget": key.budget for index, key in enumerate(settings.auth.keys)}
+    groups = settings.auth.jwt.groups if settings.auth.jwt is not None else {}
+    budgets |= {f"auth.jwt.groups.{name}.budget": group.budget for name, group in groups.items()}
+    budgets |= {f"auth.groups.{name}.budget": group.budget for name, group in settings.auth.groups.items()}
+    budgets["auth.budget"] = settings.auth.budget
     budgets |= {f"budget.agents.{name}": budget for name, budget in settings.budget.agents.items()}
     for path, budget in budgets.items():
         if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):
@@ -90,7 +94,7 @@ def _longer_ttl(settings: Settings) -> Iterator[str]:
 
 def _missing_key(settings: Settings) -> Iterator[str]:
     """Yield a note if the default provider has no key, while callers send client keys instead of theirs."""
-    name, has_clients = settings.default_provider, bool(settings.auth.keys) or settings.auth.required
+    name, has_clients = settings.default_provider, settings.auth.needs_credential
     provider = settings.providers.get(name) if name is not None and has_clients else None
     if provider is None or provider.adapter != "http" or provider.auth == "none":
         return

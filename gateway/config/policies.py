@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 from gateway import config
 from gateway.config import model_catalog
 from gateway.core.context_budget import ContextPolicy, SummaryModel
+from gateway.core.expiry import date_or_time
 from gateway.core.http.headers import ProviderAddress
 from gateway.core.ledger import arithmetic as ledger
-from gateway.core.ledger.charging import BudgetPolicy, DowngradePolicy
+from gateway.core.ledger.charging import BudgetPolicy, DowngradePolicy, SharedBudgets
 from gateway.core.ledger.closing import ClosingPolicy
+from gateway.core.ledger.windows import time_zone
 from gateway.core.modes.summary import MAX_SUMMARY_TOKENS
 from gateway.core.providers import host_row, price_factor
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
@@ -31,20 +33,39 @@ from gateway.core.steps import (
     TokensAbove,
     ToolUsed,
 )
+from gateway.core.stored import StoredKey
 from gateway.core.trimming.policy import TrimPolicy
 from gateway.core.trimming.strategies import strategies_of
 
 
-def limits_of(row: config.KeyBudget) -> ledger.Limits:
-    """Convert a configured budget into limits of the ledger."""
-    return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
+def limits_of(row: config.KeyBudget, zone: str) -> ledger.Limits:
+    """Convert a configured budget into limits of the ledger. `zone`: the time zone of windows by the calendar."""
+    nano_usd = ledger.nano(row.usd) if row.usd is not None else None
+    return ledger.Limits(row.tokens, nano_usd, row.calls, row.window_in(zone))
+
+
+def key_of(row: config.ClientKey, zone: str) -> StoredKey:
+    """Convert a checked client key, without its digest and without the time of its creation.
+
+    `zone`: the time zone of dates, and of windows by day, week and month.
+    """
+    expires_at = date_or_time(row.expires, time_zone(zone)) if row.expires is not None else None
+    limits = limits_of(row.budget, zone)
+    return StoredKey(row.name, b"", 0.0, row.models, limits, row.rpm, expires_at, group=row.group)
+
+
+def shared_budgets(settings: config.Settings) -> SharedBudgets:
+    """Convert the budgets that client keys share for core."""
+    auth, zone = settings.auth, settings.timezone
+    groups = {name: limits_of(row.budget, zone) for name, row in auth.groups.items()}
+    return SharedBudgets(limits_of(auth.budget, zone), groups)
 
 
 def budget_policy(settings: config.Settings) -> BudgetPolicy:
     """Convert the `budget:` settings for core."""
     row = settings.budget
     return BudgetPolicy(
-        session=limits_of(row),
+        session=limits_of(row, settings.timezone),
         cached_weight=row.count_cached,
         warn_at=row.warn_at,
         modes=row.modes,
@@ -53,7 +74,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         exhausted_status=row.exhausted_status,
         downgrade=DowngradePolicy(row.downgrade.below, row.downgrade.model) if row.downgrade is not None else None,
         closing=ClosingPolicy(row.closing.reserve, row.closing.message) if row.closing is not None else None,
-        agents={name: limits_of(budget) for name, budget in row.agents.items()},
+        agents={name: limits_of(budget, settings.timezone) for name, budget in row.agents.items()},
     )
 
 

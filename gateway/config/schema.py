@@ -21,6 +21,7 @@ from gateway.core.http.addresses import is_host
 from gateway.core.http.gateway_headers import GATEWAY_HEADERS, REQUEST_ID, SESSION
 from gateway.core.http.headers import is_credential
 from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.ledger.windows import time_zone
 from gateway.core.providers import PROVIDERS
 from gateway.core.retention import Retention
 from gateway.core.steps import DEFAULT_AGENT
@@ -288,6 +289,9 @@ class Settings(Section):
 
     server: Server = Field(Server(), description="Address to listen on, and limits of requests.")
     auth: Auth = Field(Auth(), description="Client keys and the admin key.")
+    timezone: str = Field(
+        "UTC", description="Time zone of windows by day, week and month, and of dates, such as Europe/Berlin."
+    )
     providers: dict[str, Provider] = Field(
         {}, description="Providers by name. Keys given here override those of the built-in providers."
     )
@@ -318,6 +322,12 @@ class Settings(Section):
     callbacks: Callbacks = Field(
         Callbacks(), description="Webhooks and Python classes that receive events. See docs/guides/callbacks.md."
     )
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone(cls, value: str) -> str:
+        time_zone(value)
+        return value
 
     @field_validator("providers")
     @classmethod

@@ -21,7 +21,6 @@ from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
 from gateway.core.http.headers import CREDENTIALS, Headers, ProviderAddress
 from gateway.core.http.retry_policy import EXPLAINED
-from gateway.core.ledger.charging import KeyLimits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import Sessions
 from gateway.core.routing import Route, Routes
@@ -196,7 +195,7 @@ class Summaries:
             decompressed=False,
             endpoint=endpoint("POST", "chat/completions"),
             # The models that a client key may use do not limit the gateway's own calls.
-            caller=Caller(session.namespace, budget=KeyLimits(served.caller.budget.limits)),
+            caller=Caller(session.namespace, budget=served.caller.budget._replace(rpm=None)),
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=served.directives.budget, tag=served.directives.tag),

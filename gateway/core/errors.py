@@ -353,6 +353,13 @@ class Overloaded(GatewayFault):
     anthropic_type = "overloaded_error"
 
 
+class SigningKeysUnavailable(GatewayFault):
+    """A token cannot be checked, because the keys of the identity provider cannot be read."""
+
+    code = "signing_keys_unavailable"
+    retry_after = 10
+
+
 class ShuttingDown(GatewayFault):
     """The gateway is stopping."""
 

@@ -25,6 +25,7 @@ from gateway.core.steps import StepChange
 from gateway.core.stored import (
     CallEnd,
     CallStart,
+    KeyChange,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -190,6 +191,10 @@ class Sessions(Protocol):
         """
         ...
 
+    async def session_counts(self, namespaces: Sequence[str]) -> Sequence[int]:
+        """Return the number of stored sessions of each namespace."""
+        ...
+
     async def remembered(self, session: SessionKey) -> Remembered:
         """Return the session's state and what its settled records left for the next call. Empty if it is unknown."""
         ...
@@ -321,6 +326,17 @@ class ClientKeys(Protocol):
 
     async def add_key(self, key: StoredKey) -> bool:
         """Keep a client key. Return False if there is one of that name."""
+        ...
+
+    async def change_key(self, name: str, change: KeyChange) -> StoredKey | None:
+        """Apply `change` to a client key in one transaction, and return the new one. Return None if there is none.
+
+        An error of `change` is raised, and changes nothing.
+
+        Raises:
+            StoreConflict: nothing was changed, because others changed the key each time.
+            StoreDamaged: the key cannot be read.
+        """
         ...
 
     async def revoke_key(self, name: str) -> bool:

@@ -20,6 +20,8 @@ MOST_LATEST: Final = 4096
 #: the orders of a list of sessions: by last call, by tokens, by cost
 Sort = Literal["recent", "tokens", "cost"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
+#: replaced secrets of a client key that can be accepted at the same time
+MAX_REPLACED: Final = 4
 #: session names that one search reads
 MOST_SEARCHED: Final = 10_000
 #: Takes what was learned under a key and returns it with one lesson more. It is pure and may be applied more than once.
@@ -77,13 +79,24 @@ class OpenHold:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedSecret:
+    """The digest of a secret that a rotation has replaced. It is accepted `until` this Unix time in seconds."""
+
+    digest: bytes
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A client key in the store. Only its digest is kept; the key itself is shown once.
+    """A client key in the store. Only digests of its secrets are kept; a secret is shown once.
 
     Attributes:
         models: shell patterns of the models it may call; empty for all.
         limits: of all its sessions together.
         rpm: requests per minute; None for any number.
+        expires_at: Unix time in seconds from which its calls are refused; None: never.
+        replaced: earlier secrets that are still accepted, or were when the key was last changed.
+        group: the group of client keys whose budget it shares; None: none.
     """
 
     name: str
@@ -92,6 +105,40 @@ class StoredKey:
     models: tuple[str, ...] = ()
     limits: Limits = NO_LIMITS
     rpm: int | None = None
+    expires_at: float | None = None
+    replaced: tuple[ReplacedSecret, ...] = ()
+    group: str | None = None
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Return the digest of its secret, and of the secrets that this one has replaced."""
+        return (self.digest, *[one.digest for one in self.replaced])
+
+    def accepts_until(self, digest: bytes) -> float | None:
+        """Return the Unix time from which a secret of this key is refused because it was replaced, or None."""
+        return next((one.until for one in self.replaced if one.digest == digest and digest != self.digest), None)
+
+    def rotated(self, digest: bytes, now: float, overlap_s: float) -> StoredKey:
+        """Return the key with a new secret. The present secret is accepted for `overlap_s` seconds more.
+
+        Secrets that were replaced before keep their own end, unless `overlap_s` is 0: then all end at once.
+
+        Raises:
+            ValueError: `MAX_REPLACED` replaced secrets are still accepted.
+        """
+        if overlap_s <= 0:
+            return replace(self, digest=digest, replaced=())
+        earlier = [one for one in self.replaced if one.until > now]
+        if len(earlier) >= MAX_REPLACED:
+            raise ValueError(
+                f"{len(earlier)} replaced secrets of this key are still accepted, which is the maximum. Wait until one "
+                "of them ends, or use an overlap of 0 to end all of them at once"
+            )
+        return replace(self, digest=digest, replaced=(*earlier, ReplacedSecret(self.digest, now + overlap_s)))
+
+
+#: Takes a client key and returns it as changed. It is pure and may be applied more than once. It may raise an error.
+KeyChange = Callable[[StoredKey], StoredKey]
 
 
 @dataclass(frozen=True, slots=True)

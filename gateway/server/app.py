@@ -26,6 +26,7 @@ from gateway.server.endpoints import Forwarder, Receive, Scope, Send
 from gateway.server.events import EventsApi
 from gateway.server.handling import fault_response
 from gateway.server.health import HealthApi
+from gateway.server.keys import KeysApi
 from gateway.server.metrics import MetricsApi
 from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
@@ -69,6 +70,7 @@ class OwnApi:
     """The gateway's own API: handlers of the paths that are not forwarded."""
 
     sessions: SessionsApi
+    keys: KeysApi
     usage: UsageApi
     context: ContextApi
     health: HealthApi
@@ -80,6 +82,7 @@ class OwnApi:
         """Return the routes of all handlers."""
         return [
             *self.sessions.paths(),
+            *self.keys.paths(),
             *self.usage.paths(),
             *self.context.paths(),
             *self.health.paths(),

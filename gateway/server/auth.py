@@ -1,4 +1,4 @@
-"""Authenticate callers: client keys, the admin key, and requests without either.
+"""Authenticate callers: client keys, bearer tokens, the admin key, and requests without any of them.
 
 Keys are hashed and looked up by digest. So the response time does not reveal how much of a guessed key is correct.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.call.types import Caller
 from gateway.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from gateway.core.http.headers import CREDENTIALS, Headers, credential, header
-from gateway.core.ledger.arithmetic import NO_LIMITS, Limits
-from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits
+from gateway.core.ledger.arithmetic import NO_LIMITS, Claim, Limits
+from gateway.core.ledger.charging import NO_KEY_BUDGET, KeyLimits, SharedBudgets
 from gateway.core.ledger.session_key import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
 from gateway.core.stored import StoredKey
+from gateway.core.times import time_text
 from gateway.core.values import dataclass
 
 #: headers that a reverse proxy sets: the peer is then not the caller
@@ -26,29 +28,85 @@ _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-h
 _UNIQUE_HEADERS: Final = (b"host", *sorted(CREDENTIALS))
 #: number of hexadecimal digits of the hash of an unknown credential that are shown
 _HASH_DIGITS: Final = 8
+_NOTHING_SHARED: Final = SharedBudgets()
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """One client key: its name, digest, allowed models and budget."""
+    """One client key, or one token: its name, digest, allowed models and budget.
+
+    Attributes:
+        expires_at: Unix time in seconds from which the key is refused; None: never.
+        replaced_until: the same for this secret, if a rotation has replaced it.
+        is_admin: it may use /api like the admin key.
+    """
 
     name: str
     digest: bytes
     models: tuple[str, ...] = ()
     budget: KeyLimits = NO_KEY_BUDGET
+    expires_at: float | None = None
+    replaced_until: float | None = None
+    is_admin: bool = False
+
+    @classmethod
+    def of(cls, key: StoredKey, secret: bytes, shared: SharedBudgets) -> KeyRule:
+        """Return the rule of a client key for a caller that sends the secret with this digest."""
+        limits = KeyLimits(key.limits, key.rpm, shared.claims(key.group), key.group)
+        return cls(key.name, secret, key.models, limits, key.expires_at, key.accepts_until(secret))
+
+    def end(self, now: float) -> str | None:
+        """Return why this secret is no longer accepted, or None if it is."""
+        if self.replaced_until is not None and now >= self.replaced_until:
+            return (
+                f'This secret of the client key "{self.name}" was replaced and ended at '
+                f"{_shown(self.replaced_until)}. Use the new one."
+            )
+        if self.expires_at is not None and now >= self.expires_at:
+            return (
+                f'The client key "{self.name}" expired at {_shown(self.expires_at)}. Ask the operator to extend it: '
+                f"gateway keys set {self.name} --expires DATE, or expires in auth.keys."
+            )
+        return None
+
+
+def _shown(time: float) -> str:
+    return time_text(time).replace(".000Z", "Z")
+
+
+class TokenCallers(Protocol):
+    """The callers of bearer tokens of the identity provider."""
+
+    async def verify(self, headers: Headers) -> None:
+        """Verify the tokens in the headers.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        ...
+
+    def rule(self, token_digest: bytes) -> KeyRule | None:
+        """Return the rule of a verified token by its digest, or None."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """What a caller of /api may see and change.
 
-    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key.
+    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key. `shared`: the budgets
+    that this key shares with others.
     """
 
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
+    shared: tuple[Claim, ...] = ()
+
+
+#: what administrators may do
+SEES_ALL: Final = Access(None, admin=True)
 
 
 def check_single(headers: Headers) -> None:
@@ -94,7 +152,10 @@ class Authenticator:
         admin_key: key for changes under /api; None: only this machine may make changes.
         origins: origins of other web pages that may call.
         stored: returns the present client keys of the store, by digest.
+        tokens: the callers of bearer tokens; None: no tokens are accepted.
         is_required: every call needs a client key, even if none exists.
+        shared: the budgets that client keys of the store share.
+        now: returns Unix time in seconds.
     """
 
     def __init__(
@@ -103,14 +164,32 @@ class Authenticator:
         admin_key: str | None,
         origins: Sequence[str] = (),
         stored: Callable[[], Mapping[bytes, StoredKey]] = dict,
+        tokens: TokenCallers | None = None,
         *,
         is_required: bool = False,
+        shared: SharedBudgets = _NOTHING_SHARED,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._origins = frozenset(origins)
         self._configured = {rule.digest: rule for rule in keys}
         self._stored = stored
+        self._tokens = tokens
+        #: rules made from the keys that were read last, because each call needs one
+        self._stored_rules: dict[bytes, KeyRule] = {}
+        self._keys_of_rules: Mapping[bytes, StoredKey] = {}
         self._is_required = is_required
+        self._shared = shared
+        self._now = now
         self._admin = digest(admin_key) if admin_key is not None else None
+
+    async def verify_tokens(self, headers: Headers) -> None:
+        """Verify bearer tokens, before `caller` or `api` looks for the caller.
+
+        Raises:
+            GatewayError: the request is refused because of its tokens.
+        """
+        if self._tokens is not None:
+            await self._tokens.verify(headers)
 
     def caller(self, headers: Headers, peer: str | None, *, reads: bool = False) -> Caller:
         """Return the caller of a request that is to be forwarded.
@@ -119,20 +198,23 @@ class Authenticator:
 
         Raises:
             InvalidRequest: a credential or the host header is repeated.
-            Unauthenticated: client keys are configured, and the request has no known one.
+            Unauthenticated: client keys are configured, and the request has none that is known and in force.
             Forbidden: a web page of another origin sends the request without a client key.
         """
         check_single(headers)
-        needs_key = self._needs_key
+        needs_key = self.needs_key
         # Without configured keys, no credential needs to be hashed.
         presented = _credentials(headers) if needs_key or self._admin is not None else []
         own = frozenset([name for name, value in presented if self._rule(value) or value == self._admin])
         if needs_key:
-            rule = next((rule for _, value in presented if (rule := self._rule(value))), None)
+            rule = self._rule_in_force([value for _, value in presented])
             if rule is None:
                 raise Unauthenticated(
                     'The request has no known client key. Send one as "Authorization: Bearer KEY" or in x-api-key. '
                     "Configure keys in auth.keys, or create one: gateway keys add NAME."
+                    if self._tokens is None
+                    else "The request has no known client key, and no token of the issuer in auth.jwt.issuer. Send one "
+                    'of them as "Authorization: Bearer TOKEN" or in x-api-key.'
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         origin = _origin(headers)
@@ -151,33 +233,57 @@ class Authenticator:
         self._refuse_other_origins(_origin(headers), headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin in presented:
-            return Access(None, admin=True)
-        for value in presented:
-            rule = self._rule(value)
-            if rule is not None:
-                # A client key selects its own sessions, also for requests from this machine.
-                return Access(rule.name, admin=False, limits=rule.budget.limits)
+            return SEES_ALL
+        rule = self._rule_in_force(presented)
+        if rule is not None:
+            # A client key selects its own sessions, also for requests from this machine.
+            own = Access(rule.name, admin=False, limits=rule.budget.limits, shared=rule.budget.shared)
+            return SEES_ALL if rule.is_admin else own
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
-            return Access(None, admin=True)
-        if not self._needs_key and presented and not _is_loopback(peer):
+            return SEES_ALL
+        if not self.needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
-        if not self._needs_key and _is_loopback(peer) and not _is_rebound_name(headers, peer):
+        if not self.needs_key and _is_loopback(peer) and not _is_rebound_name(headers, peer):
             return Access(OPEN_NAMESPACE, admin=False)
         raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
 
     @property
-    def _needs_key(self) -> bool:
-        return self._is_required or bool(self._configured or self._stored())
+    def needs_key(self) -> bool:
+        """Return whether calls need a client key."""
+        return self._is_required or self._tokens is not None or bool(self._configured or self._stored())
 
     def _rule(self, value: bytes) -> KeyRule | None:
         """Return the client key with this digest, or None. A configured key has priority over a stored one."""
         configured = self._configured.get(value)
         if configured is not None:
             return configured
-        stored = self._stored().get(value)
-        if stored is None:
-            return None
-        return KeyRule(stored.name, stored.digest, stored.models, KeyLimits(stored.limits, stored.rpm))
+        if self._tokens is not None and (verified := self._tokens.rule(value)) is not None:
+            return verified
+        keys = self._stored()
+        if keys is not self._keys_of_rules:
+            self._keys_of_rules, self._stored_rules = keys, {}
+        rule = self._stored_rules.get(value)
+        if rule is None and (key := keys.get(value)) is not None:
+            rule = self._stored_rules[value] = KeyRule.of(key, value, self._shared)
+        return rule
+
+    def _rule_in_force(self, presented: Sequence[bytes]) -> KeyRule | None:
+        """Return the first presented client key that is in force, or None if none is known.
+
+        Raises:
+            Unauthenticated: all known ones have ended.
+        """
+        ends = list[str]()
+        for value in presented:
+            rule = self._rule(value)
+            if rule is not None:
+                end = rule.end(self._now())
+                if end is None:
+                    return rule
+                ends.append(end)
+        if ends:
+            raise Unauthenticated(ends[0])
+        return None
 
     def _refuse_other_origins(self, origin: str, headers: Headers) -> None:
         if not origin or origin in self._origins:

@@ -103,7 +103,9 @@ class ContextApi:
         call, asked = await rules.inspector.read_async(body, wire=wire, options=options)
         earlier = previous_response_id(call.fields) if asked.contents.wire == "responses" else None
         key = await self._session(request, access, call, earlier)
-        charged = ChargedAccounts(access.namespace or "", KeyLimits(access.limits), key, declared=directives.budget)
+        charged = ChargedAccounts(
+            access.namespace or "", KeyLimits(access.limits, shared=access.shared), key, declared=directives.budget
+        )
         if key is None:
             return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
         named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()

@@ -219,6 +219,7 @@ class Forwarder:
             # The connection was reset before it was accepted, so the address of the caller is unknown.
             raise InvalidRequest("The connection was closed before the request was read.")
         await self._keys.ready()
+        await self._authenticator.verify_tokens(scope["headers"])
         return self._authenticator.caller(scope["headers"], scope["client"][0], reads=reads)
 
     async def check_socket(self, scope: Scope, others: int) -> None:

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from gateway.config.model_catalog import Catalog
 from gateway.context.inspector import Inspector
 from gateway.core import errors
-from gateway.core.ledger.charging import BudgetPolicy
+from gateway.core.ledger.charging import BudgetPolicy, KeyContext
 from gateway.core.routing import Routes
 from gateway.core.steps import Agent
+from gateway.core.stored import StoredKey
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.server import headers as ours
@@ -28,6 +29,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 #: dialect and operation in the record of a refused request to /api
 _API: Final = "api"
+_MOST_BODY_BYTES: Final = 64 * 1024
 _NO_STORE: Final = {"cache-control": "no-store"}
 
 
@@ -35,8 +37,9 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 class ServerRules:
     """The parts that a reload replaces.
 
-    `id_headers`: configured headers that name a session; they have priority over the built-in ones. `unrecorded` and
-    `new_id` are not replaced: they note refused requests under a new id.
+    `id_headers`: configured headers that name a session; they have priority over the built-in ones. `configured_keys`:
+    the client keys of the configuration, as those of the store, without their secrets. `key_context`: what else applies
+    to them. `unrecorded` and `new_id` are not replaced: they note refused requests under a new id.
     """
 
     authenticator: Authenticator
@@ -51,6 +54,8 @@ class ServerRules:
     new_id: Callable[[], str]
     agents: Mapping[str, Agent] = field(default_factory=dict)
     id_headers: Sequence[bytes] = ()
+    configured_keys: Sequence[StoredKey] = ()
+    key_context: KeyContext = KeyContext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,23 @@ def json_handler(rules: Callable[[], ServerRules], handler: Callable[[Request, A
     return handle
 
 
+async def json_body(request: Request, example: str) -> Any:
+    """Return the decoded JSON body of a small request. `example`: a valid body, for the error.
+
+    Raises:
+        InvalidRequest: the body is too long, or not JSON.
+    """
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MOST_BODY_BYTES:
+            raise errors.InvalidRequest(f"The body is longer than the limit of {_MOST_BODY_BYTES:,} bytes.")
+    try:
+        return msgspec.json.decode(bytes(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise errors.InvalidRequest(f"The body must be JSON, such as {example}.") from None
+
+
 async def access_of(rules: Callable[[], ServerRules], request: Request) -> Access:
     """Return what the sender of a request to /api may see and change.
 
@@ -98,6 +120,7 @@ async def access_of(rules: Callable[[], ServerRules], request: Request) -> Acces
     await rules().keys.ready()
     in_force = rules()
     try:
+        await in_force.authenticator.verify_tokens(headers)
         return in_force.authenticator.api(headers, peer)
     except errors.Unauthenticated as fault:
         # A request without a credential comes from the dashboard, which then asks the user for a key.

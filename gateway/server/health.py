@@ -48,6 +48,14 @@ class ProviderHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityProviderHealth:
+    """The identity provider of `auth.jwt`. `problem`: why its keys could not be read the last time, or None."""
+
+    issuer: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHealth:
     """The state of one worker process. Times are Unix times in seconds.
 
@@ -60,6 +68,7 @@ class WorkerHealth:
         waiting: number of settled calls that wait for the store.
         on_failure: what happens to new calls while the store is unavailable.
         unrecorded_refusals: refusals without a call record, newest first.
+        identity_provider: None if no tokens are accepted.
     """
 
     version: str
@@ -75,6 +84,7 @@ class WorkerHealth:
     default_provider: str | None
     providers: Sequence[ProviderHealth]
     unrecorded_refusals: Sequence[UnrecordedRefusal] = ()
+    identity_provider: IdentityProviderHealth | None = None
 
 
 class HealthApi:
@@ -135,6 +145,7 @@ def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
         "default_provider": worker.default_provider,
         "providers": [asdict(provider) for provider in worker.providers],
         "unrecorded_refusals": [_refusal_json(refusal) for refusal in worker.unrecorded_refusals],
+        "identity_provider": asdict(worker.identity_provider) if worker.identity_provider is not None else None,
     }
 
 

@@ -24,7 +24,7 @@ _RETRY_S: Final = 0.5
 
 
 class KeyRing:
-    """The client keys of the store by their digest. Call `ready` before `keys` is read.
+    """The client keys of the store by the digests of their secrets. Call `ready` before `keys` is read.
 
     Args:
         store: where the keys are.
@@ -84,7 +84,7 @@ class KeyRing:
 
     async def _read(self) -> None:
         began = self._clock()
-        keys = {key.digest: key for key in await self._store.keys()}
+        keys = {digest: key for key in await self._store.keys() for digest in key.digests}
         # Of two parallel reads the later one may return first. The result of the other one is then outdated.
         if began >= self._read_started_at:
             self._keys, self._read_started_at, self._read_at = keys, began, began

@@ -13,7 +13,6 @@ from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
@@ -43,7 +42,7 @@ from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.server.agents import agents_json, calls_of_agent
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Handler, ServerRules, json_handler
+from gateway.server.handling import Handler, ServerRules, json_body, json_handler
 from gateway.server.shown import (
     burn_rate_json,
     call_json,
@@ -58,13 +57,14 @@ from gateway.server.steps import set_step, setting_of, steps_json
 from gateway.stores.damage import UnreadSessions
 
 _MOST_ROWS: Final = 1000
-_MOST_BODY_BYTES: Final = 64 * 1024
 #: largest limits that the ledger counts exactly; the configuration has the same
 _LARGEST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": MOST_USD, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _LIMIT_DIGITS: Final = 20
 #: fields of the body of a PATCH
 _CHANGE_FIELDS: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
+#: a body of a PATCH
+_EXAMPLE: Final = '{"budget": {"tokens": 200000}}'
 #: newest calls that are searched for the last one with token counts
 LAST_CALLS: Final = 20
 _CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
@@ -123,7 +123,7 @@ class SessionsApi:
         """GET, PATCH or DELETE /api/sessions/{id}."""
         key = _key(request, access)
         if request.method == "PATCH":
-            return await self._change(key, await self._body(request), access)
+            return await self._change(key, await json_body(request, _EXAMPLE), access)
         if request.method == "DELETE":
             require_admin(access)
             if not await delete_session(self._store, key):
@@ -134,18 +134,6 @@ class SessionsApi:
         if details is None:
             raise _no_session(key)
         return details
-
-    async def _body(self, request: Request) -> Any:
-        """Return the decoded JSON body of a small request."""
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > _MOST_BODY_BYTES:
-                raise errors.InvalidRequest(f"The body is longer than the limit of {_MOST_BODY_BYTES:,} bytes.")
-        try:
-            return msgspec.json.decode(bytes(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise errors.InvalidRequest('The body must be JSON, such as {"budget": {"tokens": 200000}}.') from None
 
     async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
         """Change or remove the session's budget, or set its step, from its next call on."""

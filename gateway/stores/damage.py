@@ -86,6 +86,21 @@ class _Unread:
             logger.error(message, name, error)
 
 
+def decode_key(name: str, value: bytes) -> StoredKey:
+    """Return a client key from its stored form.
+
+    Raises:
+        StoreDamaged: this version cannot read it.
+    """
+    try:
+        return _KEYS.decode(value)
+    except UNREADABLE as error:
+        raise StoreDamaged(
+            f"The client key {name} in the store cannot be read. Revoke it, and make another: gateway keys revoke "
+            f"{name}."
+        ) from error
+
+
 class UnreadKeys(_Unread):
     """Decode client keys, and log those that this version cannot read: calls with them are refused."""
 

@@ -21,6 +21,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     CallEnd,
     CallStart,
+    KeyChange,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -153,6 +154,11 @@ class FallbackStore:
         with self._optional:
             return await self._store.sessions(namespace, limit, cursor, sort, part=part)
 
+    async def session_counts(self, namespaces: Sequence[str]) -> Sequence[int]:
+        """See `Sessions.session_counts`."""
+        with self._optional:
+            return await self._store.session_counts(namespaces)
+
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Sessions.remembered`. It is needed: it names the parents, which are charged too."""
         with self._needed:
@@ -256,6 +262,11 @@ class FallbackStore:
         """See `ClientKeys.add_key`."""
         with self._optional:
             return await self._store.add_key(key)
+
+    async def change_key(self, name: str, change: KeyChange) -> StoredKey | None:
+        """See `ClientKeys.change_key`."""
+        with self._optional:
+            return await self._store.change_key(name, change)
 
     async def revoke_key(self, name: str) -> bool:
         """See `ClientKeys.revoke_key`."""

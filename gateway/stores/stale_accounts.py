@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +30,7 @@ from gateway.core.ledger.arithmetic import (
     Moment,
     Refused,
 )
+from gateway.core.ledger.windows import CalendarWindow
 from gateway.stores import clock
 
 logger = logging.getLogger("gateway")
@@ -39,6 +40,13 @@ logger = logging.getLogger("gateway")
 _REMEMBERED: Final = 20_000
 #: Seconds after which the store may have expired a session that this worker saw.
 _EXPIRES_S: Final = 3_600.0
+
+#: accounts that never expire, as a log names them
+_OWNERS: Final[Mapping[str, str]] = {
+    "key": "client key",
+    "group": "the group of client keys",
+    "all": "the sum of client keys",
+}
 
 
 class StaleAccounts:
@@ -68,7 +76,7 @@ class StaleAccounts:
     def remember(self, balances: Iterable[Balance]) -> None:
         """Remember the balances that the store returned. Limits are the account's, not those that a call declared."""
         for balance in balances:
-            if balance.key.kind == "key":
+            if balance.key.kind in _OWNERS:
                 self._name_loss(balance)
             elif balance.key.kind == "session":
                 self._name_lost_session(balance)
@@ -108,13 +116,14 @@ class StaleAccounts:
         Only the end of a budget window does that on purpose, so without a window the store has lost data.
         """
         seen = self._seen.get(balance.key)
-        if seen is None or seen.limits.window_s is not None or balance.limits.window_s is not None:
+        if seen is None or seen.limits.window is not None or balance.limits.window is not None:
             return
         if seen.used.calls and (balance.used, balance.held) == (NOTHING, NOTHING):
             logger.error(
-                'the store has lost what client key "%s" had used: %d tokens in %d calls when this worker looked last, '
+                'the store has lost what %s "%s" had used: %d tokens in %d calls when this worker looked last, '
                 "and nothing now, so that its budget has room again. Find out who deletes keys (a Redis needs "
                 "maxmemory-policy noeviction), and lower its budget by that until it is mended",
+                _OWNERS[balance.key.kind],
                 balance.key.namespace,
                 seen.used.tokens,
                 seen.used.calls,
@@ -136,7 +145,7 @@ class StaleAccounts:
         if seen is None:
             return claim
         limits = seen.limits
-        known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window_s)
+        known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window)
         return replace(claim, configured=known)
 
     def balances(self, claims: Iterable[Claim]) -> tuple[Balance, ...]:
@@ -230,8 +239,8 @@ class StaleAccounts:
 
     def _rate(self, key: AccountKey, seen: Balance) -> Account | None:
         """Return the request count of the last outage, or None if its window is over or the store counted as many."""
-        counted, window_s = self._rates.get(key), seen.limits.window_s
-        if counted is None or counted.opened is None or window_s is None:
+        counted, window = self._rates.get(key), seen.limits.window
+        if counted is None or counted.opened is None or window is None or isinstance(window, CalendarWindow):
             return None
-        is_over = self._moment().since(counted.opened) >= window_s
+        is_over = self._moment().since(counted.opened) >= window
         return counted if not is_over and counted.used.calls > seen.used.calls else None

@@ -45,7 +45,7 @@ def body_of(form: BodyFormat, name: str, event: Event, at: float) -> bytes:
 def budget_event(alert: BudgetAlert, shown: Callable[[SessionKey], str]) -> Event:
     """Return the data of `on_budget`. `shown`: returns the name of a session."""
     kind, namespace, account_id = alert.account
-    name = namespace if kind == "key" else shown(SessionKey(namespace, account_id))
+    name = namespace if kind in ("key", "group", "all") else shown(SessionKey(namespace, account_id))
     return {
         "account": kind,
         "name": name,
@@ -57,6 +57,10 @@ def budget_event(alert: BudgetAlert, shown: Callable[[SessionKey], str]) -> Even
         "resets_at": time_text(alert.resets_at) if alert.resets_at is not None else None,
         "at": time_text(alert.at),
     }
+
+
+#: what the names of accounts are called in messages
+_OWNERS: Final = {"key": "client key", "group": "group of client keys"}
 
 
 def _amounts(values: Amount | tuple[int | None, ...]) -> Event:
@@ -71,9 +75,10 @@ def _budget_line(event: Event) -> str:
     used, limit = event["used"][unit], event["limit"][unit]
     amounts = f"${used} of ${limit}" if unit == "usd" else f"{used:,} of {limit:,} {unit}"
     refill = f" It refills at {event['resets_at']}." if event["resets_at"] is not None else ""
-    account = "client key" if event["account"] == "key" else event["account"]
+    account = f"{_OWNERS.get(event['account'], event['account'])} {_safe(event['name'])}"
+    owner = "all client keys together" if event["account"] == "all" else account
     return (
-        f"The budget of {account} {_safe(event['name'])} has reached {event['threshold']} %: "
+        f"The budget of {owner} has reached {event['threshold']} %: "
         f"{amounts} used ({event['used_fraction']:.1%}).{refill}"
     )
 

@@ -114,17 +114,93 @@ def test_invalid_key_is_refused(gateway: GatewayThread, gateway_command: Command
     ("asked", "said"),
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
-        (["x", "--window", "1d"], "--window needs a budget: --budget-tokens, "),
+        (["x", "--window", "1d"], '--window "1d": has no limit to refill; '),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
         (["a\x07b"], '"a?b" is not a valid name'),
-        (["x", "--models", ""], '--models "" is not one pattern of model names'),
-        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is not one pattern of model names. Repeat'),
+        (["x", "--models", ""], '--models "": each must be one pattern of model names'),
+        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*": each must be one pattern of model names'),
+        (["x", "--expires", "soon"], '--expires "soon": must be a date like 2026-12-31'),
+        (["x", "--expires", "2020-01-01"], '--expires "2020-01-01": must be in the future'),
     ],
 )
 def test_error_repeats_the_option_as_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
     done = gateway_command("keys", "add", *asked)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(said)
+
+
+def listed(commands: Commands, name: str, *store: str) -> dict[str, object]:
+    rows = json.loads(commands("keys", "list", "--json", *store).out)
+    return next(row for row in rows if row["name"] == name)
+
+
+def test_key_is_changed_without_a_new_secret(gateway_command: Commands) -> None:
+    added = gateway_command("keys", "add", "carol", "--budget-usd", "5", "--window", "1d", "--models", "gpt-*")
+    assert added.code == 0
+    done = gateway_command("keys", "set", "carol", "--budget-usd", "20", "--budget-calls", "1k", "--rpm", "60")
+    assert (done.code, "$20" in done.out, "gw-" in done.out) == (0, True, False)
+    row = listed(gateway_command, "carol")
+    assert (row["usd"], row["calls"], row["rpm"], row["window_s"]) == ("20.000000", 1000, 60, 86_400)
+    assert row["models"] == ["gpt-*"]
+    free = ("--budget-usd", "none", "--budget-calls", "none", "--rpm", "none", "--models", "all", "--expires", "30d")
+    assert gateway_command("keys", "set", "carol", *free).code == 0
+    row = listed(gateway_command, "carol")
+    assert (row["usd"], row["calls"], row["rpm"], row["window_s"], row["models"]) == (None, None, None, None, [])
+    assert row["expires_at"] is not None
+    assert json.loads(gateway_command("keys", "set", "carol", "--expires", "none", "--json").out)["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        (["carol"], 2, "Name what to change, such as --budget-usd 20"),
+        (["carol", "--rpm", "0"], 2, "0 is not in the range"),
+        (["carol", "--budget-usd", "much"], 2, '--budget-usd "much": input should be a valid decimal'),
+        (["carol", "--window", "1h"], 2, '--window "1h": has no limit to refill'),
+        (["carl", "--rpm", "1"], 1, 'The store has no key "carl" (did you mean carol?).'),
+    ],
+)
+def test_wrong_change_says_why(asked: list[str], code: int, said: str, gateway_command: Commands) -> None:
+    assert gateway_command("keys", "add", "carol").code == 0
+    done = gateway_command("keys", "set", *asked)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+
+
+def test_key_of_the_configuration_is_changed_there(gateway_command: Commands) -> None:
+    file = gateway_command.file(ALICE)
+    done = gateway_command("keys", "set", "alice", "--rpm", "1", "-c", file)
+    assert (done.code, done.err) == (
+        1,
+        '"alice" is a key in the configuration. Change it in auth.keys and reload.\n',
+    )
+
+
+def test_key_joins_a_group_of_the_configuration(gateway_command: Commands) -> None:
+    gateway_command.file("auth: {groups: {research: {budget: {usd: 5}}}, budget: {calls: 9}}", "gateway.yaml")
+    assert gateway_command("keys", "add", "carol", "--group", "research").code == 0
+    assert listed(gateway_command, "carol")["group"] == "research"
+    shown = gateway_command("keys", "list").out
+    assert "all keys: 0 % of the budget is used\ngroup research: 0 % of the budget is used" in shown
+    wrong = gateway_command("keys", "set", "carol", "--group", "nobody")
+    assert (wrong.code, wrong.err) == (
+        2,
+        '--group "nobody": auth.groups of the configuration has no group of this name\n',
+    )
+    assert gateway_command("keys", "set", "carol", "--group", "none").code == 0
+    assert listed(gateway_command, "carol")["group"] is None
+
+
+def test_rotated_key_prints_the_new_secret_and_when_the_old_one_ends(gateway_command: Commands) -> None:
+    first = gateway_command("keys", "add", "carol").out.strip()
+    done = gateway_command("keys", "rotate", "carol")
+    assert (done.code, done.out.startswith("gw-"), done.out.strip() == first) == (0, True, False)
+    assert "The secret before it ends at 20" in done.err
+    now = gateway_command("keys", "rotate", "carol", "--overlap", "0")
+    assert "Secrets before it have ended." in now.err
+    assert listed(gateway_command, "carol")["replaced_until"] == []
+    wrong = gateway_command("keys", "rotate", "carol", "--overlap", "soon")
+    assert (wrong.code, wrong.err.startswith('--overlap "soon": must be a duration')) == (2, True)
 
 
 def test_similar_key_or_client_is_suggested(gateway_command: Commands) -> None:

@@ -52,7 +52,7 @@ async def folder(gateway_command: Commands) -> Path:
             await store.settle(replace(one, session=key, model=MODEL, charge=charge, tools=TOOLS, duration_s=12345.6))
         await store.override_limits(key.account, {"tokens": LARGEST, "nano_usd": 20 * 10**9, "calls": 1_000_000})
     for name in KEYS:
-        limits = Limits(tokens=LARGEST, nano_usd=1_234_567_890_123_456_789, calls=LARGEST, window_s=30 * 86_400.0)
+        limits = Limits(tokens=LARGEST, nano_usd=1_234_567_890_123_456_789, calls=LARGEST, window=30 * 86_400.0)
         models = ("gpt-4o*", "claude-*", "accounts/fireworks/*")
         await store.add_key(StoredKey(name, name.encode(), began, models, limits, LARGEST))
     await store.aclose()

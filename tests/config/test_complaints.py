@@ -10,6 +10,16 @@ SECRET = "hunter2"
 MAPPING = "input should be keys and values, like {a: b}"
 LIST = "input should be a list, like [a, b]"
 QUOTES = 'inside brackets a text with ${NAME} needs quotes, like {url: "${NAME}"}'
+JWT = "issuer: i, audience: a"
+JWT_URL = f"{JWT}, jwks_url: 'https://login.example/keys'"
+HTTPS = (
+    "must begin with https://, because whoever changes the keys on their way can make tokens; http:// is for localhost "
+    "and 127.0.0.1 only"
+)
+NO_AUDIENCE = "is empty; write the audience of the gateway"
+ALGORITHMS = (
+    "input should be 'RS256', 'RS384', 'RS512', 'PS256', 'PS384', 'PS512', 'ES256', 'ES384', 'ES512' or 'EdDSA'"
+)
 MARKS = "a text that begins with *, & or ! needs quotes"
 
 
@@ -19,6 +29,39 @@ MARKS = "a text that begins with *, & or ! needs quotes"
         ("providers: {openai: 3}", "providers.openai: input should be keys and values, like {adapter: …}"),
         ("providers: 3", f"providers: {MAPPING}"),
         ("auth: {keys: [3]}", "auth.keys[0]: input should be keys and values, like {name: …}"),
+        *(
+            (f"auth: {{jwt: {{{own}}}}}", problem)
+            for own, problem in (
+                (f"{JWT}, jwks_url: 'http://login.example/keys'", f"auth.jwt.jwks_url: {HTTPS}"),
+                (f"{JWT}, jwks_url: 'http://127.0.0.1.evil.example/keys'", f"auth.jwt.jwks_url: {HTTPS}"),
+                (f"{JWT}, jwks_url: 'http://localhost@evil.example/keys'", f"auth.jwt.jwks_url: {HTTPS}"),
+                (f"{JWT}, jwks_url: 'file:///etc/passwd'", f"auth.jwt.jwks_url: {HTTPS}"),
+                (JWT, "auth.jwt: needs either jwks_url or key_file"),
+                (f"{JWT_URL}, key_file: k.pem", "auth.jwt: needs either jwks_url or key_file"),
+                ("audience: a, key_file: k.pem", "auth.jwt.issuer: field required"),
+                ("issuer: i, key_file: k.pem", "auth.jwt.audience: field required"),
+                ("issuer: i, audience: '', key_file: k.pem", f"auth.jwt.audience: {NO_AUDIENCE}"),
+                ("issuer: i, audience: [a, ''], key_file: k.pem", f"auth.jwt.audience: {NO_AUDIENCE}"),
+                ("issuer: i, audience: [], key_file: k.pem", f"auth.jwt.audience: {NO_AUDIENCE}"),
+                (f"{JWT_URL}, algorithms: []", "auth.jwt.algorithms: needs 1 or more entries, and has 0"),
+                (f"{JWT_URL}, algorithms: [HS256]", f"auth.jwt.algorithms[0]: {ALGORITHMS}"),
+                (f"{JWT_URL}, algorithms: [none]", f"auth.jwt.algorithms[0]: {ALGORITHMS}"),
+                (f"{JWT_URL}, leeway_s: 601", "auth.jwt.leeway_s: input should be less than or equal to 600 (got 601)"),
+                (
+                    f"{JWT_URL}, groups: {{a: {{}}}}",
+                    "auth.jwt: groups needs claims.group, the claim that names the groups of a caller",
+                ),
+                (
+                    f"{JWT_URL}, claims: {{group: g}}",
+                    "auth.jwt: claims.group has no effect without groups; list the groups there, or remove it",
+                ),
+                (
+                    f"{JWT_URL}, claims: {{group: g}}, groups: {{a: {{rpm: 0}}}}",
+                    "auth.jwt.groups.a.rpm: input should be greater than or equal to 1 (got 0)",
+                ),
+                (f"{JWT_URL}, claims: {{nam: g}}", "auth.jwt.claims.nam: unknown key (did you mean name?)"),
+            )
+        ),
         ("sessions: {ttl: 30}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d, at most 36500d (got 30)"),
         (
             "budget: {window: 3600}",

@@ -60,6 +60,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.StoreUnavailable: (503, "store_unavailable", "api_error", "api_error", True, 1),
     errors.StoreConflict: (503, "store_conflict", "api_error", "api_error", True, 1),
     errors.StoreDamaged: (503, "store_damaged", "api_error", "api_error", False, None),
+    errors.SigningKeysUnavailable: (503, "signing_keys_unavailable", "api_error", "api_error", True, 10),
     errors.Overloaded: (503, "overloaded", "overloaded_error", "overloaded_error", True, 1),
     errors.ShuttingDown: (503, "shutting_down", "overloaded_error", "overloaded_error", True, 1),
 }  # fmt: skip

@@ -10,9 +10,11 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import openai
 import pytest
@@ -416,6 +418,43 @@ def test_a_client_key_budget_covers_all_sessions_of_that_key_only(
     assert [reply.status for reply in replies] == [200, 200, 429]
     assert replies[-1].error["code"] == "rate_limit_exceeded"
     assert 0 < int(replies[-1].header("retry-after") or 0) <= 60
+
+
+def test_a_budget_by_month_refills_on_the_first(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    flags = {"budget.calls": 1, "budget.window": "month", "timezone": "Asia/Kathmandu"}
+    gateway = gateway_server(mock_server.url, **flags)
+    replies = [call(gateway.web, "s") for _ in range(2)]
+    assert [reply.status for reply in replies] == [200, 400]
+    resets = datetime.fromisoformat(replies[1].error["budget"]["resets_at"])
+    local = resets.astimezone(ZoneInfo("Asia/Kathmandu"))
+    assert (local.day, local.hour, local.minute) == (1, 0, 0)
+
+
+def test_keys_of_a_group_and_all_keys_together_share_budgets(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    names = {"ann": "research", "ben": "research", "eve": None}
+    keys = [{"name": name, "key": f"{name}-0123456789abcdef", "group": group} for name, group in names.items()]
+    shared = {"auth.groups": {"research": {"budget": {"calls": 2}}}, "auth.budget": {"calls": 3, "window": "1d"}}
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys, **shared})
+    ann, ben, eve = ({"authorization": f"Bearer {key['key']}"} for key in keys)
+    assert [call(gateway.web, "s", who).status for who in (ann, ben)] == [200, 200]
+    group = call(gateway.web, "s", ann)
+    assert (group.status, group.error["budget"]["account"]) == (400, "group")
+    assert (
+        'Group "research" of client keys has used 2 of its 2 calls. Raise it in auth.groups.research.budget and'
+        in (group.error["message"])
+    )
+    assert call(gateway.web, "s", eve).status == 200
+    whole = call(gateway.web, "s", eve)
+    assert (whole.status, whole.error["budget"]["account"]) == (400, "all")
+    assert "All client keys together have used 3 of their 3 calls. It refills in 24 h." in whole.error["message"]
+    usage = gateway.web.get("/api/usage?group_by=group").json
+    assert {row["group"]: row["charged_calls"] for row in usage["usage"]} == {"research": 2, "": 1}
+    shown = gateway.web.get("/api/keys").json
+    assert [(one["group"], one["budget"]["used"]["calls"]) for one in shown["shared"]] == [(None, 3), ("research", 2)]
 
 
 # --- after a crash --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
-VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/models", "#/health")
+VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/keys", "#/models", "#/health")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,
@@ -461,6 +461,68 @@ def test_a_required_key_is_requested_and_kept_only_for_the_tab(
         expect(page.get_by_role("button", name="Enter a key")).to_be_visible()
 
 
+def test_an_administrator_makes_changes_rotates_and_revokes_a_key(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    keys = [{"name": "al", "key": ALICE, "budget": {"calls": 4}}]
+    gateway = gateway_server(mock_server.url, **{"auth.admin_key": ADMIN, "auth.keys": keys})
+    admin = Web(gateway.url, {"authorization": f"Bearer {ADMIN}"})
+
+    def key(name: str) -> Any:
+        return next((one for one in admin.get("/api/keys").json["keys"] if one["name"] == name), None)
+
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("400", "401")
+        page = watched.page
+        page.goto(f"{gateway.url}/ui#/keys")
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Key").fill(ADMIN)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="New key").click()
+        dialog.get_by_label("Name").fill("bob")
+        dialog.get_by_label("US dollars").fill("much")
+        dialog.get_by_role("button", name="Make the key").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("budget.usd: ")
+        dialog.get_by_label("US dollars").fill("5")
+        dialog.get_by_label("Refills").fill("1d")
+        dialog.get_by_label("Models").fill("mock-* gpt-*")
+        dialog.get_by_role("button", name="Make the key").click()
+        secret = dialog.get_by_label("Key").input_value()
+        dialog.get_by_role("button", name="Done").click()
+        expect(page.get_by_role("link", name="bob")).to_be_visible()
+        assert (key("bob")["budget"]["usd"], key("bob")["models"]) == ("5.000000", ["mock-*", "gpt-*"])
+        page.get_by_role("link", name="bob").click()
+        expect(page.locator(".bars")).to_contain_text("$0 of $5")
+        page.get_by_role("button", name="Change").click()
+        dialog.get_by_role("button", name="Review").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("Nothing was changed")
+        dialog.get_by_label("US dollars").fill("20")
+        dialog.get_by_label("Models").fill("")
+        dialog.get_by_role("button", name="Review").click()
+        expect(dialog).to_contain_text("US dollars: 5 → 20; Models: mock-* gpt-* → none.")
+        assert key("bob")["budget"]["usd"] == "5.000000", "nothing changes before the confirmation"
+        dialog.get_by_role("button", name="Change the key").click()
+        expect(page.locator(".bars")).to_contain_text("$0 of $20")
+        assert (key("bob")["window"], key("bob")["models"]) == ("1d", [])
+        page.get_by_role("button", name="Rotate").click()
+        dialog.get_by_role("button", name="Rotate").click()
+        new = dialog.get_by_label("Key").input_value()
+        assert new.startswith("gw-")
+        assert new != secret
+        dialog.get_by_role("button", name="Done").click()
+        expect(page.get_by_text("accepted until")).to_be_visible()
+        page.get_by_role("button", name="Revoke").click()
+        dialog.get_by_role("button", name="Revoke").click()
+        expect(page.get_by_role("link", name="al", exact=True)).to_be_visible()
+        assert key("bob") is None
+        page.get_by_role("button", name="Forget key").click()
+        dialog.get_by_label("Key").fill(ALICE)
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="al", exact=True).click()
+        expect(page.locator(".bars")).to_contain_text("0 of 4")
+        expect(page.get_by_role("button", name="Change")).to_have_count(0)
+
+
 # --- layout and keyboard ------------------------------------------------------------------------------------------
 
 
@@ -540,6 +602,37 @@ def test_every_control_is_reached_by_tab_with_a_visible_focus(ui: Ui) -> None:
     assert any("#/session/agent-1?call=" in name for name in seen)
 
 
+def violations(page: Page, place: str, options: str = "{resultTypes: ['violations']}") -> list[str]:
+    """Return what axe finds on a page."""
+    page.add_script_tag(path=AXE)
+    found = []
+    for problem in page.evaluate(f"axe.run({options})")["violations"]:
+        nodes = [node["html"][:120] for node in problem["nodes"]][:3]
+        found.append(f"{place}: {problem['impact']}: {problem['id']}: {nodes}")
+    return found
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_in_the_views_and_dialogs_of_keys_and_phones_need_not_scroll(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway, width: int
+) -> None:
+    keys = [{"name": "al", "key": ALICE, "models": ["mock-*"], "budget": {"usd": 4, "window": "1d"}}]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
+    made = {"name": "team", "budget": {"tokens": 9}, "expires": "30d"}
+    assert gateway.web.post("/api/keys", made).status == 201
+    size = {"width": width, "height": 800}
+    with browsers.opened(browser, bypass_csp=True, viewport=size) as watched:
+        ui, found = Ui(watched.page, watched, gateway), list[str]()
+        for place, button in (("#/keys", "New key"), ("#/keys/team", "Change"), ("#/keys/team", "Rotate")):
+            page = ui.show(place)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+            found += violations(page, place)
+            page.get_by_role("button", name=button).click()
+            found += violations(page, f"{place} {button}")
+            page.keyboard.press("Escape")
+        assert found == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Browser, site: GatewayThread, scheme: Any) -> None:
     call = api(site, "sessions/agent-1/calls")["calls"][0]["call_id"]
@@ -550,10 +643,5 @@ def test_axe_finds_nothing_serious(browser: Browser, site: GatewayThread, scheme
         # In the dark scheme, only the colours differ.
         options = "{resultTypes: ['violations']" + (", runOnly: ['color-contrast']}" if scheme == "dark" else "}")
         for place in (*(VIEWS[1:] if scheme == "light" else ()), f"#/session/agent-1?call={call}"):
-            page = ui.show(place)
-            page.add_script_tag(path=AXE)
-            results = page.evaluate(f"axe.run({options})")
-            for problem in results["violations"]:
-                nodes = [node["html"][:120] for node in problem["nodes"]][:3]
-                found.append(f"{place}: {problem['impact']}: {problem['id']}: {nodes}")
+            found += violations(ui.show(place), place, options)
         assert [line for line in found if ": serious:" in line or ": critical:" in line] == []

@@ -403,7 +403,7 @@ async def test_a_refusal_names_the_remedy_for_the_refusing_budget(world: World) 
         assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
     caller = Caller("alice", budget=KeyLimits(Limits(tokens=5)))
     _, body = await world.call(world.incoming(caller=caller, directives=declared))
-    assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
+    assert "Raise it with: gateway keys set alice --budget-tokens" in json.loads(body)["error"]["message"]
 
 
 async def test_a_hold_taken_although_the_store_seemed_unavailable_is_released() -> None:

@@ -97,7 +97,7 @@ def test_output_ends_at_the_budget() -> None:
 
 def test_budget_refills_after_its_window() -> None:
     calls = [call(number, at=1_000.0 + 60 * number) for number in range(6)]
-    found = outcomes(calls, rules(Limits(tokens=2_300, window_s=180.0)))
+    found = outcomes(calls, rules(Limits(tokens=2_300, window=180.0)))
     assert [one.refused is not None for one in found] == [False, False, True, False, False, True]
 
 

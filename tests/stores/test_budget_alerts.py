@@ -100,7 +100,7 @@ class World:
         """Reserve and settle a call."""
         accounts = (*([KEY] if with_key else []), SessionKey("alice", session).account)
         made = self.record(session, accounts=accounts, spent=Amount(tokens, 0, 1))
-        claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in self.budget.claims(accounts)]
+        claims = [Claim(one.key, Limits(window=one.configured.window)) for one in self.budget.claims(accounts)]
         await self.store.reserve(OpenHold(Hold(made.call_id, tuple(claims), Amount()), made), 60.0)
         await self.store.settle(made)
 
@@ -260,7 +260,7 @@ async def test_failing_receiver_is_offered_alerts_at_growing_intervals(world: Wo
 
 
 async def test_refilled_window_announces_again(world: World) -> None:
-    world.budget.session = Limits(tokens=1_000, window_s=60)
+    world.budget.session = Limits(tokens=1_000, window=60)
     one = world.worker()
     await one.look()
     await world.spend(600)

@@ -23,7 +23,7 @@ from gateway.core.record import ORPHANED, CallError, CallRecord, ContextRecord
 from gateway.core.runaway import WorkState
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_text
 from gateway.core.steps import StepState
-from gateway.core.stored import SessionView, Sort, StoredKey
+from gateway.core.stored import ReplacedSecret, SessionView, Sort, StoredKey
 from gateway.core.thinking_origin import ThinkingOrigin
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.trimming.report import MessageOutcome, MessageOutcomes
@@ -1230,6 +1230,35 @@ async def test_one_of_several_client_keys_of_a_name_that_are_added_at_once_is_ke
     added = await soon(asyncio.gather(*(store.add_key(StoredKey("a", bytes([n]), 0.0)) for n in range(8))))
     assert sorted(added) == [False] * 7 + [True]
     assert [key.digest for key in await store.keys()] == [bytes([added.index(True)])]
+
+
+async def test_a_client_key_is_changed_and_keeps_what_the_change_does_not_name(store: Store) -> None:
+    old = StoredKey("a", b"one", 1.0, ("gpt-*",), Limits(calls=5), 9)
+    assert await store.add_key(old)
+    changed = await store.change_key("a", lambda key: replace(key.rotated(b"two", 10.0, 60.0), expires_at=99.5))
+    assert changed == replace(old, digest=b"two", expires_at=99.5, replaced=(ReplacedSecret(b"one", 70.0),))
+    assert list(await store.keys()) == [changed]
+    assert await store.change_key("b", lambda key: key) is None
+    with pytest.raises(ZeroDivisionError):
+        await store.change_key("a", lambda key: replace(key, rpm=key.rpm // 0 if key.rpm else 1))
+    assert list(await store.keys()) == [changed]
+
+
+async def test_no_change_of_a_client_key_is_lost_among_others_at_the_same_time(store: Store) -> None:
+    await store.add_key(StoredKey("a", b"", 0.0, rpm=0))
+    await soon(
+        asyncio.gather(*(store.change_key("a", lambda key: replace(key, rpm=(key.rpm or 0) + 1)) for _ in "12345"))
+    )
+    assert [key.rpm for key in await store.keys()] == [5]
+
+
+async def test_the_sessions_of_each_namespace_are_counted(store: Store, record: MakeRecord) -> None:
+    for session, namespace in (("a", "alice"), ("b", "alice"), ("a", "bob")):
+        await store.settle(record(session, namespace=namespace))
+    assert list(await store.session_counts(["bob", "nobody", "alice"])) == [1, 0, 2]
+    await store.delete(SessionKey("alice", "a"))
+    assert list(await store.session_counts(["alice"])) == [1]
+    assert list(await store.session_counts([])) == []
 
 
 async def test_a_store_that_works_answers_a_ping(store: Store) -> None:

@@ -23,6 +23,7 @@ CLAIM = Claim(SESSION.account, Limits(tokens=100))
 OPTIONAL = {
     *("overdue_holds", "override_limits", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
     *("missing_results", "results_size", "keep_results", "results", "result", "add_key", "revoke_key"),
+    *("change_key", "session_counts"),
     *("each_call", "usage"),
 }
 METHODS = sorted(

@@ -80,4 +80,4 @@ def test_states_and_client_keys_are_written_under_the_same_names_as_before() -> 
         "epochs", "summaries", "parent", "steps", "sent_prefixes", "thinking", "tool_changes", "unread",
         "cheaper_model", "works",
     ]  # fmt: skip
-    assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm"]
+    assert [*key] == ["name", "digest", "created_at", "models", "limits", "rpm", "expires_at", "replaced", "group"]

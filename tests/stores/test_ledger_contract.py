@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -24,12 +25,15 @@ from gateway.core.ledger.arithmetic import (
     Limits,
     Refused,
 )
+from gateway.core.ledger.charging import ALL_KEYS
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.windows import CalendarWindow
 from gateway.core.ports import Store
 from gateway.core.record import ORPHANED, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import CallEnd, CallStart, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
+from tests.stores.conftest import OpenStore
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
 
@@ -115,10 +119,10 @@ async def overdue(store: Store, limit: int = 100) -> list[str]:
 
 async def test_unused_account_has_nothing_used_and_its_limits(store: Store) -> None:
     limits = Limits(100, 200, 3)
-    found = await soon(store.balances([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window_s=60))]))
+    found = await soon(store.balances([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window=60))]))
     assert found[0] == Balance(S, limits, NOTHING, NOTHING)
     assert found[1] == Balance(KEY, NO_LIMITS, NOTHING, NOTHING)
-    assert found[2] == Balance(RATE, Limits(calls=5, window_s=60), NOTHING, NOTHING, 60)
+    assert found[2] == Balance(RATE, Limits(calls=5, window=60), NOTHING, NOTHING, 60)
     assert await soon(store.balances([])) == ()
 
 
@@ -126,7 +130,7 @@ async def test_unused_account_has_nothing_used_and_its_limits(store: Store) -> N
 async def test_what_a_call_begins_with_is_what_three_looks_give(
     store: Store, hold: Make, moments: Time, with_totals: bool
 ) -> None:
-    claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
+    claims = [Claim(RATE, Limits(calls=5, window=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
     nothing = await soon(store.open_call(SESSION, claims, with_totals=with_totals))
     assert nothing == CallStart(Remembered(), await soon(store.balances(claims)), Totals() if with_totals else None), (
         "an unknown session"
@@ -228,8 +232,24 @@ async def test_call_that_fits_only_without_other_holds_is_busy(store: Store, hol
             assert (outcome.dimension, outcome.is_busy) == (name, is_busy)
 
 
+async def test_keys_of_a_group_are_refused_by_what_they_spend_together(store: Store, hold: Make) -> None:
+    every_key = claim(ALL_KEYS, 100)
+    group, other = claim(AccountKey("group", "research"), 50), claim(AccountKey("group", "sales"), 90)
+    first = hold(every_key, group, claim(KEY, 40), fixed=Amount(30))
+    await granted(store, first)
+    busy = await refused(store, hold(every_key, group, claim(AccountKey("key", "bob"), 40), fixed=Amount(30)))
+    assert (busy.balance.key, busy.is_busy) == (group.key, True)
+    await store.settle(spends(first, Amount(45)))
+    spent = await refused(store, hold(every_key, group, claim(AccountKey("key", "bob"), 40), fixed=Amount(30)))
+    assert (spent.balance.key, spent.is_busy, spent.balance.used.tokens) == (group.key, False, 45)
+    await store.expire(10.0**9)
+    whole = await refused(store, hold(every_key, other, claim(AccountKey("key", "eve"), 90), fixed=Amount(60)))
+    assert (whole.balance.key, whole.balance.used.tokens) == (ALL_KEYS, 45)
+    await granted(store, hold(every_key, other, claim(AccountKey("key", "eve"), 90), fixed=Amount(55)))
+
+
 async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) -> None:
-    claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
+    claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window=60)]
     for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
         outcome = await refused(store, hold(*order))
         assert outcome.balance.key == KEY
@@ -249,7 +269,7 @@ async def test_what_will_not_come_back_is_named_before_what_may(store: Store, ho
     spent = hold(claim(S))
     await granted(store, spent)
     await soon(store.settle(spends(spent, Amount(50, 0, 1))))
-    rate = claim(RATE, calls=0, window_s=60)
+    rate = claim(RATE, calls=0, window=60)
     for ahead in ([claim(KEY, 100)], [claim(KEY, 20)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
         for within in ({"calls": 1}, {"tokens": 55}):
             outcome = await refused(store, hold(*ahead, Claim(S, Limits(**within)), fixed=Amount(20, 0, 1)))
@@ -304,12 +324,12 @@ async def test_the_same_hold_again_is_one_hold(store: Store, hold: Make) -> None
 
 
 async def test_a_hold_that_comes_after_its_call_was_settled_takes_nothing(store: Store, hold: Make) -> None:
-    opened = hold(claim(S, 100), claim(KEY, 100), claim(RATE, calls=9, window_s=60), least=3, most=5, unit=Amount(1))
+    opened = hold(claim(S, 100), claim(KEY, 100), claim(RATE, calls=9, window=60), least=3, most=5, unit=Amount(1))
     await soon(store.settle(spends(opened, Amount(4))))
     await take(store, opened)
     assert await used_and_held(store, S) == (Amount(4), NOTHING)
     assert await used_and_held(store, KEY) == (Amount(4), NOTHING)
-    assert await used_and_held(store, claim(RATE, calls=9, window_s=60)) == (NOTHING, NOTHING)
+    assert await used_and_held(store, claim(RATE, calls=9, window=60)) == (NOTHING, NOTHING)
     assert await soon(store.extend(opened.hold.id, 5)) is None
 
 
@@ -333,6 +353,8 @@ async def test_accounts_of_one_name_and_another_kind_or_spelling_are_others(stor
         AccountKey("key", "alice/s", ""),
         AccountKey("rate", "alice", ""),
         AccountKey("key", "alice", "s"),
+        AccountKey("group", "alice"),
+        AccountKey("all", "alice"),
         AccountKey("session", "alice", "s:a"),
         AccountKey("session", "alice}", "{s"),
     ]
@@ -392,7 +414,7 @@ async def test_an_overspent_account_grants_nothing_more(store: Store, hold: Make
 
 
 async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_then(store: Store, hold: Make) -> None:
-    claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
+    claims = [Claim(RATE, Limits(calls=5, window=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
     opened = hold(*claims)
     await granted(store, opened)
     for _ in range(2):
@@ -514,7 +536,7 @@ async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_
 
 
 async def test_an_extension_holds_nothing_on_the_count_of_requests(store: Store, hold: Make) -> None:
-    rate = claim(RATE, calls=5, window_s=60)
+    rate = claim(RATE, calls=5, window=60)
     opened = hold(claim(S, 100), rate, fixed=Amount(1, 0, 1), unit=Amount(1, 0), most=1)
     await granted(store, opened)
     await soon(store.extend(opened.hold.id, 10))
@@ -807,7 +829,7 @@ async def test_a_correction_after_its_session_was_deleted_takes_back_what_others
 async def test_a_correction_in_a_new_window_takes_nothing_from_what_others_have_used_in_it(
     store: Store, hold: Make, moments: Time
 ) -> None:
-    hourly = claim(KEY, 100, window_s=3_600)
+    hourly = claim(KEY, 100, window=3_600)
     opened, other = hold(claim(S), hourly), hold(claim(S), hourly)
     await granted(store, opened)
     moments.go_on(3_000)
@@ -885,7 +907,7 @@ async def test_a_call_that_was_taken_for_lost_is_corrected_by_what_it_cost_not_b
 async def test_budget_window_restarts_with_the_next_hold_and_keeps_open_holds(
     store: Store, hold: Make, moments: Time
 ) -> None:
-    hourly = claim(KEY, 100, window_s=3_600)
+    hourly = claim(KEY, 100, window=3_600)
     first, long = hold(hourly, session=None, fixed=Amount(60)), hold(hourly, session=None, fixed=Amount(30))
     await granted(store, first)
     await granted(store, long)
@@ -902,7 +924,7 @@ async def test_budget_window_restarts_with_the_next_hold_and_keeps_open_holds(
 
 
 async def test_a_standing_says_how_long_its_window_still_lasts(store: Store, hold: Make, moments: Time) -> None:
-    hourly = claim(KEY, 100, window_s=3_600)
+    hourly = claim(KEY, 100, window=3_600)
     assert (await balance_of(store, hourly)).resets_s == 3_600
     await granted(store, hold(hourly))
     moments.go_on(600)
@@ -912,8 +934,56 @@ async def test_a_standing_says_how_long_its_window_still_lasts(store: Store, hol
     assert (await balance_of(store, KEY)).resets_s is None
 
 
+async def test_a_window_by_days_ends_at_midnight_on_every_store(
+    store: Store, hold: Make, moments: Time, clock: Clock
+) -> None:
+    daily = claim(KEY, 100, window=CalendarWindow("day"))
+
+    def go_on(seconds: float) -> None:
+        moments.go_on(seconds)
+        clock.time = time.time() + moments.passed  # of the server of a Redis
+
+    go_on(0)
+    left = (await balance_of(store, daily)).resets_s or 0
+    assert 0 < left <= 86_400
+    go_on(left + 3_600)
+    opened = hold(daily, fixed=Amount(60))
+    await granted(store, opened)
+    await store.settle(spends(opened, Amount(60)))
+    go_on(22 * 3_600)
+    assert not (await refused(store, hold(daily, fixed=Amount(60)))).is_busy
+    kept = hold(daily, fixed=Amount(30))
+    await granted(store, kept)
+    go_on(2 * 3_600)
+    assert await used_and_held(store, daily) == (NOTHING, Amount(30))
+    await granted(store, hold(daily, fixed=Amount(60)))
+    await store.settle(spends(kept, Amount(25)))
+    assert (await balance_of(store, daily)).used == Amount(25)
+
+
+async def test_a_worker_whose_clock_is_ahead_of_the_server_begins_a_day_once(
+    open_redis: OpenStore, hold: Make, moments: Time, clock: Clock
+) -> None:
+    store, daily = await open_redis(clock, moments), claim(KEY, 100, window=CalendarWindow("day"))
+    clock.time = time.time()
+    first = hold(daily, fixed=Amount(60))
+    await granted(store, first)
+    await store.settle(spends(first, Amount(60)))
+    left = (await balance_of(store, daily)).resets_s or 0
+    clock.time += left + 1  # after midnight, which is ahead of the server
+    second = hold(daily, fixed=Amount(70))
+    await granted(store, second)
+    await store.settle(spends(second, Amount(70)))
+    for now in (clock.time, clock.time - 2, clock.time):
+        clock.time = now
+        assert not (await refused(store, hold(daily, fixed=Amount(40)))).is_busy
+    moments.go_on(left + 1)
+    assert (await balance_of(store, daily)).used == Amount(70)
+    await store.aclose()
+
+
 async def test_a_clock_that_was_set_does_not_end_a_window_early(embedded: Store, hold: Make, moments: Time) -> None:
-    hourly = claim(KEY, 10, window_s=3_600)
+    hourly = claim(KEY, 10, window=3_600)
     await granted(embedded, hold(hourly))
     for wall in (10**9, -(10**9), -(10**6)):
         moments.wall += wall
@@ -924,7 +994,7 @@ async def test_a_clock_that_was_set_does_not_end_a_window_early(embedded: Store,
 
 
 async def test_after_a_boot_a_window_goes_by_the_time_of_day(embedded: Store, hold: Make, moments: Time) -> None:
-    hourly = claim(KEY, 10, window_s=3_600)
+    hourly = claim(KEY, 10, window=3_600)
     opened = hold(hourly)
     await granted(embedded, opened)
     await soon(embedded.settle(spends(opened, Amount(10))))
@@ -938,7 +1008,7 @@ async def test_after_a_boot_a_window_goes_by_the_time_of_day(embedded: Store, ho
 async def test_requests_count_when_they_are_made_and_never_come_back_before_their_minute_ends(
     store: Store, hold: Make, moments: Time
 ) -> None:
-    rate = claim(RATE, calls=2, window_s=60)
+    rate = claim(RATE, calls=2, window=60)
     for number in range(2):
         opened = hold(claim(S), rate, fixed=Amount(10, 0, 1))
         await granted(store, opened)
@@ -1115,7 +1185,7 @@ async def test_the_account_of_a_session_that_never_called_expires_alone(
 
 
 async def test_sixty_four_calls_at_once_hold_no_more_than_the_limit_and_end_exactly(store: Store, hold: Make) -> None:
-    opened = [hold(claim(S, 200), claim(KEY, 10_000), claim(RATE, calls=10**6, window_s=60)) for _ in range(64)]
+    opened = [hold(claim(S, 200), claim(KEY, 10_000), claim(RATE, calls=10**6, window=60)) for _ in range(64)]
     outcomes = await soon(asyncio.gather(*(store.reserve(one, LEASE_S) for one in opened)))
     taken = [one for one, outcome in zip(opened, outcomes, strict=True) if isinstance(outcome, Granted)]
     assert len(taken) == 20
@@ -1236,11 +1306,11 @@ async def test_a_session_is_open_again_after_a_change(store: Store, hold: Make, 
 
 
 async def test_a_new_window_opens_a_session_again(store: Store, hold: Make, moments: Time) -> None:
-    closing = hold(replace(CLOSING, configured=Limits(100, window_s=60.0)))
+    closing = hold(replace(CLOSING, configured=Limits(100, window=60.0)))
     await granted(store, closing)
     await soon(store.settle(spends(closing, Amount(10, 0, 1))))
     moments.go_on(61.0)
-    await granted(store, hold(replace(NORMAL, configured=Limits(100, window_s=60.0))))
+    await granted(store, hold(replace(NORMAL, configured=Limits(100, window=60.0))))
 
 
 async def test_a_closing_call_that_another_account_refuses_takes_no_right(store: Store, hold: Make) -> None:

@@ -58,8 +58,8 @@ CLAIMS = [
     *(Claim(AccountKey("agent", one.namespace, f"{one.id}/a"), Limits(40)) for one in SESSIONS),
     *(Claim(one.account, Limits(60, 80)) for one in SESSIONS),
     *(Claim(one.account, Limits(60, 80), closing_share=0.25) for one in SESSIONS),
-    Claim(KEY, Limits(100, 100, 9, window_s=95.0)),
-    Claim(RATE, Limits(calls=4, window_s=45.0)),
+    Claim(KEY, Limits(100, 100, 9, window=95.0)),
+    Claim(RATE, Limits(calls=4, window=45.0)),
 ]
 DECIDED: st.SearchStrategy[Mapping[Dimension, int | None] | None] = st.none() | st.dictionaries(
     st.sampled_from(ledger.DIMENSIONS), st.none() | st.integers(0, 200)

@@ -787,7 +787,7 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
     redis_server.flush()
     async with opened(redis_server.url, retention=Retention(sessions_s=100)) as store:
         call = record(request_id="r")
-        rate = Claim(AccountKey("rate", "alice"), Limits(calls=9, window_s=60))
+        rate = Claim(AccountKey("rate", "alice"), Limits(calls=9, window=60))
         hold = held(call)
         await store.reserve(replace(hold, hold=replace(hold.hold, claims=(*hold.hold.claims, rate))), LEASE_S)
         await store.settle(spent(call))

@@ -113,7 +113,7 @@ async def cut(store: RedisStore, after: int, work: Callable[[], Awaitable[object
 
 
 def held(record: CallRecord, limits: int = 1_000) -> OpenHold:
-    claims = (*(Claim(one, Limits(limits)) for one in ACCOUNTS), Claim(RATE, Limits(calls=10**6, window_s=10**6)))
+    claims = (*(Claim(one, Limits(limits)) for one in ACCOUNTS), Claim(RATE, Limits(calls=10**6, window=10**6)))
     orphaned = replace(
         record, outcome=ORPHANED, accounts=ACCOUNTS, spent=Amount(1), charge=Charge(Usage.of(1, 0), "estimated")
     )
@@ -254,7 +254,7 @@ async def test_partial_hold_is_released_when_a_later_account_refuses(store: Redi
     assert isinstance(outcome, Refused)
     assert outcome.balance.key == restrict.key
     assert await balance(store) == [(NOTHING, NOTHING)] * 3
-    [rate] = await store.balances([Claim(RATE, Limits(calls=9, window_s=10**6))])
+    [rate] = await store.balances([Claim(RATE, Limits(calls=9, window=10**6))])
     assert rate.used == NOTHING
     assert await store.extend(opened.hold.id, 1) is None
 

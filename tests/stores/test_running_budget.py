@@ -16,7 +16,7 @@ async def test_without_a_note_the_configured_budget_is_given(store: Store) -> No
     assert await with_running_budget(store, CONFIGURED) == CONFIGURED
 
 
-@pytest.mark.parametrize("limits", [NO_LIMITS, Limits(tokens=5), Limits(nano_usd=10**9, calls=3, window_s=86_400.0)])
+@pytest.mark.parametrize("limits", [NO_LIMITS, Limits(tokens=5), Limits(nano_usd=10**9, calls=3, window=86_400.0)])
 async def test_the_noted_budget_replaces_the_configured_one_and_nothing_else(store: Store, limits: Limits) -> None:
     await save_running_budget(store, BudgetPolicy(session=Limits(tokens=1)))
     await save_running_budget(store, BudgetPolicy(session=limits, warn_at=0.9))

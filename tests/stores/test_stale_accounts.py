@@ -53,10 +53,11 @@ def test_last_known_usage_and_holds_count_as_spent() -> None:
         (ALICE, Limits(tokens=1_000), Amount(), True),
         (ALICE, NO_LIMITS, Amount(), True),
         (ALICE, Limits(tokens=1_000), Amount(700, 0, 7), False),
-        (ALICE, Limits(tokens=1_000, window_s=60), Amount(), False),
+        (ALICE, Limits(tokens=1_000, window=60), Amount(), False),
         (KEY, Limits(tokens=1_000), Amount(), False),
+        (AccountKey("group", "alice"), Limits(tokens=1_000), Amount(), True),
     ],
-    ids=["lost", "without a limit", "used", "in a window", "of a session"],
+    ids=["lost", "without a limit", "used", "in a window", "of a session", "of a group"],
 )
 def test_lost_account_of_a_client_key_is_logged_once(
     key: AccountKey, limits: Limits, now: Amount, is_said: bool, caplog: pytest.LogCaptureFixture
@@ -70,7 +71,8 @@ def test_lost_account_of_a_client_key_is_logged_once(
             stale.remember([Balance(key, limits, now, Amount())])
     said = [*map(logging.LogRecord.getMessage, caplog.records)]
     assert len(said) == is_said
-    assert not said or 'client key "alice" had used: 800 tokens in 8 calls' in said[0]
+    assert not said or ' "alice" had used: 800 tokens in 8 calls' in said[0]
+    assert not said or key != ALICE or 'client key "alice"' in said[0]
 
 
 GONE = Balance(KEY, Limits(tokens=1_000), Amount(), Amount(), is_absent=True)
@@ -186,7 +188,7 @@ def test_hold_taken_before_the_next_outage_counts_as_spent() -> None:
 
 def test_requests_of_an_outage_count_for_the_rest_of_their_minute() -> None:
     clock = Clock()
-    stale, claim = StaleAccounts(clock), Claim(RATE, Limits(calls=2, window_s=60))
+    stale, claim = StaleAccounts(clock), Claim(RATE, Limits(calls=2, window=60))
     for number in range(2):
         assert isinstance(stale.reserve(hold(0, claim, number)), Granted)
         stale.settle(f"h{number}", Amount())
@@ -201,7 +203,7 @@ def test_requests_of_an_outage_count_for_the_rest_of_their_minute() -> None:
 
 def test_window_refills_during_an_outage() -> None:
     clock = Clock()
-    stale, claim = StaleAccounts(clock), Claim(KEY, Limits(tokens=100, window_s=60))
+    stale, claim = StaleAccounts(clock), Claim(KEY, Limits(tokens=100, window=60))
     assert isinstance(stale.reserve(hold(100, claim)), Granted)
     stale.settle(hold(100, claim).id, Amount(100))
     assert isinstance(stale.reserve(hold(1, claim, 2)), Refused)

@@ -66,6 +66,14 @@ def test_event_has_all_fields_of_a_budget() -> None:
             {"account": AccountKey("key", "alice"), "unit": "nano_usd", "resets_at": None},
             "The budget of client key alice has reached 80 %: $0.005000 of $0.025000 used (20.0%).\n",
         ),
+        (
+            {"account": AccountKey("group", "research"), "unit": "nano_usd", "resets_at": None},
+            "The budget of group of client keys research has reached 80 %: $0.005000 of $0.025000 used (20.0%).\n",
+        ),
+        (
+            {"account": AccountKey("all", "all"), "unit": "nano_usd", "resets_at": None},
+            "The budget of all client keys together has reached 80 %: $0.005000 of $0.025000 used (20.0%).\n",
+        ),
     ],
 )
 def test_text_of_a_budget_is_one_line(changes: dict[str, Any], expected: str) -> None:

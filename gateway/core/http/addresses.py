@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 #: characters that no host name has: blanks, control characters, and characters that end the host in a URL
 _NEVER_IN_NAMES: Final = re.compile(r"[\s\x00-\x20\x7f/\\?#@:\[\]%*,;'\"<>]")
+#: hosts of this machine that the resolver cannot point at another one
+_THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def is_address(url: str) -> bool:
@@ -18,6 +20,11 @@ def is_address(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def is_private_address(url: str) -> bool:
+    """Return whether no one can change a response of this URL on its way: it has https, or a host of this machine."""
+    return is_address(url) and (url.startswith("https://") or urlsplit(url).hostname in _THIS_MACHINE)
 
 
 def is_host(text: str) -> bool:

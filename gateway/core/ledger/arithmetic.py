@@ -17,6 +17,7 @@ from decimal import ROUND_CEILING, Decimal
 from math import ceil
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.ledger.windows import CalendarWindow, Window
 from gateway.core.values import dataclass
 
 Dimension = Literal["tokens", "nano_usd", "calls"]
@@ -65,16 +66,17 @@ def nano(usd: Decimal | int) -> int:
 class AccountKey(NamedTuple):
     """Identify an account: of a session, of an agent in it, of a client key, or (`rate`) its requests in this minute.
 
-    The `id` of a session's account is the session's id. That of an agent is `SESSION/AGENT`, as no id has a slash.
+    Client keys share accounts: that of their `group`, whose name is the namespace, and that of `all` keys together. The
+    `id` of a session's account is the session's id. That of an agent is `SESSION/AGENT`, as no id has a slash.
     """
 
-    kind: Literal["session", "agent", "key", "rate"]
+    kind: Literal["session", "agent", "key", "rate", "group", "all"]
     namespace: str
     id: str = ""
 
     @property
     def session_id(self) -> str:
-        """Return the id of the session that the account belongs to; empty for that of a client key."""
+        """Return the id of the session that the account belongs to; empty for those of client keys."""
         return self.id.partition("/")[0] if self.kind == "agent" else self.id
 
     @property
@@ -103,12 +105,12 @@ class Moment:
 
 
 class Limits(NamedTuple):
-    """Limits of an account; None: no limit. `window_s`: seconds after which use restarts at zero; None: never."""
+    """Limits of an account; None: no limit. `window`: when use restarts at zero, see `Window`."""
 
     tokens: int | None = None
     nano_usd: int | None = None
     calls: int | None = None
-    window_s: float | None = None
+    window: Window = None
 
     def of(self, dimension: Dimension) -> int | None:
         """Return the limit of one dimension."""
@@ -127,7 +129,7 @@ class Limits(NamedTuple):
             _lower(self.tokens, to.tokens),
             _lower(self.nano_usd, to.nano_usd),
             _lower(self.calls, to.calls),
-            self.window_s,
+            self.window,
         )
 
 
@@ -193,7 +195,7 @@ class Claim:
             return self.configured
         configured, overrides = self.configured, account.overrides
         limits = {name: overrides[name] if name in overrides else configured.of(name) for name in DIMENSIONS}
-        return Limits(**limits, window_s=configured.window_s)
+        return Limits(**limits, window=configured.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +339,8 @@ Periods = Mapping[AccountKey, int]
 def balance_of(account: Account, claim: Claim, now: Moment) -> Balance:
     """Return the balance of an account for a call."""
     limits = claim.limits(account)
-    current = _current(account, limits.window_s, now)
-    resets = None
-    if limits.window_s is not None:
-        resets = limits.window_s - (now.since(current.opened) if current.opened else 0.0)
+    current = _current(account, limits.window, now)
+    resets = _seconds_left(current, limits.window, now)
     if not claim.closing_share:
         return Balance(claim.key, limits, current.used, current.held, resets, period=current.period)
     return Balance(
@@ -372,7 +372,7 @@ def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Chang
         units = units_left(balance, hold.fixed, hold.unit, units)
     granted, changes, balances = hold.amount(units), Changes(), []
     for claim, balance in zip(hold.claims, before, strict=True):
-        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
+        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window, now)
         if claim.is_closing:
             account = replace(account, closing=closing_mark(hold.id, claim.limits(account)))
         changes[claim.key] = taken = _take(account, claim.key, granted)
@@ -391,7 +391,7 @@ def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Gra
     more = NOTHING.plus(hold.unit, units)
     changes, balances = Changes(), []
     for claim in hold.claims:
-        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
+        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window, now)
         # A rate account counts requests and has no holds that could be released.
         changes[claim.key] = taken = account if claim.key.kind == "rate" else _hold(account, more)
         balances.append(balance_of(taken, claim, now))
@@ -468,15 +468,26 @@ def most_used_balance(balances: Sequence[Balance]) -> Balance | None:
     return max(limited, key=lambda balance: balance.used_fraction or 0.0, default=None)
 
 
-def _current(account: Account, window_s: float | None, now: Moment) -> Account:
+def _current(account: Account, window: Window, now: Moment) -> Account:
     """Return the account in the current window. What was used before the first window counts in it."""
-    if window_s is None:
+    if window is None:
         return account
     if account.opened is None:
         return replace(account, opened=now)
-    if now.since(account.opened) < window_s:
-        return account
-    return replace(with_new_period(account), opened=now)
+    if isinstance(window, CalendarWindow):
+        is_current = account.opened.wall >= window.bounds(now.wall)[0]
+    else:
+        is_current = now.since(account.opened) < window
+    return account if is_current else replace(with_new_period(account), opened=now)
+
+
+def _seconds_left(account: Account, window: Window, now: Moment) -> float | None:
+    """Return the seconds until the current window of an account ends, or None without a window."""
+    if window is None:
+        return None
+    if isinstance(window, CalendarWindow):
+        return window.bounds(now.wall)[1] - now.wall
+    return window - (now.since(account.opened) if account.opened else 0.0)
 
 
 def _take(account: Account, key: AccountKey, amount: Amount) -> Account:

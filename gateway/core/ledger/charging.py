@@ -27,6 +27,7 @@ from gateway.core.ledger.arithmetic import (
 )
 from gateway.core.ledger.closing import ClosingPolicy
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.windows import UTC_NAME
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass
@@ -91,13 +92,47 @@ class BudgetPolicy:
 
 
 class KeyLimits(NamedTuple):
-    """Limits of a client key: for all its sessions together, and `rpm`, its requests per minute (None: any number)."""
+    """Limits of a client key: for all its sessions together, and `rpm`, its requests per minute (None: any number).
+
+    `shared`: the accounts with limits that it shares with other client keys, see `SharedBudgets`. `group`: its group.
+    """
 
     limits: Limits = NO_LIMITS
     rpm: int | None = None
+    shared: tuple[Claim, ...] = ()
+    group: str | None = None
 
 
 NO_KEY_BUDGET: Final = KeyLimits()
+
+
+#: the account of all client keys together
+ALL_KEYS: Final = AccountKey("all", "all")
+
+
+class SharedBudgets(NamedTuple):
+    """The limits that client keys share: `every_key` of all of them together, `groups` by the name of the group."""
+
+    every_key: Limits = NO_LIMITS
+    groups: Mapping[str, Limits] = {}
+
+    def limits(self) -> dict[AccountKey, Limits]:
+        """Return the limits of each shared account."""
+        return {ALL_KEYS: self.every_key, **{AccountKey("group", name): one for name, one in self.groups.items()}}
+
+    def claims(self, group: str | None) -> tuple[Claim, ...]:
+        """Return the claims of a client key in this group (None: in none) on the limited accounts that it shares."""
+        claims = [Claim(ALL_KEYS, self.every_key)]
+        if group is not None and group in self.groups:
+            claims.append(Claim(AccountKey("group", group), self.groups[group]))
+        return tuple([claim for claim in claims if not claim.configured.is_none])
+
+
+class KeyContext(NamedTuple):
+    """What a configuration says about all client keys: the budgets that they share, and its time zone."""
+
+    shared: SharedBudgets = SharedBudgets()
+    zone: str = UTC_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +157,11 @@ class ChargedAccounts:
 
 
 def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ...]:
-    """Return the claims of a call: client key, parents from the topmost down, session, and limited subagents."""
+    """Return the claims of a call: client keys, parents from the topmost down, session, and limited subagents."""
     claims, key = [], charged.key
     if key.rpm is not None:
-        claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
+        claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window=_MINUTE_S)))
+    claims += key.shared
     if not key.limits.is_none:
         claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
     claims += [claim_of_session(policy, parent) for parent in reversed(charged.parents)]
@@ -142,7 +178,7 @@ def claims_of(policy: BudgetPolicy, charged: ChargedAccounts) -> tuple[Claim, ..
 def claims_on(
     accounts: Iterable[AccountKey],
     policy: BudgetPolicy,
-    keys: Mapping[str, Limits],
+    keys: Mapping[AccountKey, Limits],
     agent_types: Mapping[AccountKey, str | None],
 ) -> list[Claim]:
     """Return accounts with their configured limits, without a call.
@@ -150,15 +186,15 @@ def claims_on(
     Args:
         accounts: the accounts, without those of rate limits.
         policy: limits of sessions and subagents.
-        keys: limits of client keys, by name.
+        keys: limits of client keys, of their groups and of all together.
         agent_types: the types of subagents, by their accounts.
     """
     claims = []
     for account in accounts:
         if account.kind == "session":
             claims.append(Claim(account, policy.session))
-        elif account.kind == "key":
-            claims.append(Claim(account, keys.get(account.namespace, NO_LIMITS)))
+        elif account.kind in ("key", "group", "all"):
+            claims.append(Claim(account, keys.get(account, NO_LIMITS)))
         elif account.kind == "agent":
             agent = AgentName(account.agent_id, agent_types.get(account))
             claims.append(Claim(account, policy.limits_of_agent(agent)))

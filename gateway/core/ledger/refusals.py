@@ -90,7 +90,9 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
         limited.retry_after = max(1, ceil(balance.resets_s or 0))
         return limited
     limit = balance.limits.of(name) or 0
-    used = f"{_owner(balance.key)} has used {_amount(balance.used[at], name)} of its {_amount(limit, name, unit=True)}"
+    owner = "have used" if balance.key.kind == "all" else "has used"
+    spent, whole = _amount(balance.used[at], name), _amount(limit, name, unit=True)
+    used = f"{_owner(balance.key)} {owner} {spent} of {'their' if balance.key.kind == 'all' else 'its'} {whole}"
     if refused.is_busy:
         return BudgetBusy(
             f"{used}, and running calls have reserved {_amount(balance.held[at], name)}. This call needs "
@@ -124,7 +126,9 @@ def _owner(key: AccountKey) -> str:
         return f'Session "{key.id}"'
     if key.kind == "agent":
         return f'Agent "{key.agent_id}" of session "{key.session_id}"'
-    return f'The client key "{key.namespace}"'
+    if key.kind == "group":
+        return f'Group "{key.namespace}" of client keys'
+    return "All client keys together" if key.kind == "all" else f'The client key "{key.namespace}"'
 
 
 def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str:
@@ -133,11 +137,16 @@ def _remedy(balance: Balance, name: Dimension, claim: Claim, needed: int) -> str
     if claim.declared.of(name) == limit:
         header = {"tokens": BUDGET_TOKENS, "nano_usd": BUDGET_USD}.get(name, b"").decode()
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
+    enough = max(2 * limit, balance.used[at] + 2 * needed)
     if balance.key.kind == "key":
-        return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
+        option = f"--budget-{_UNITS[name]} {_argument(enough, name)}"
+        return f"{refills}Raise it with: gateway keys set {balance.key.namespace} {option}, or in auth.keys."
+    if balance.key.kind in ("group", "all"):
+        place = f"auth.groups.{balance.key.namespace}.budget" if balance.key.kind == "group" else "auth.budget"
+        return f"{refills}Raise it in {place} and reload."
     if balance.key.kind == "agent":
         return f"{refills}Raise the limit in budget.agents, or let the main agent or a new agent go on."
-    command = _command(balance.key, name, max(2 * limit, balance.used[at] + 2 * needed))
+    command = _command(balance.key, name, enough)
     return f"{refills}Raise it with: {command}, or start a new session."
 
 
@@ -145,15 +154,23 @@ def _command(key: AccountKey, name: Dimension, enough: int) -> str:
     """Return a shell command that sets a session's budget to `enough`, or to the largest possible one."""
     name_shown = SessionKey(key.namespace, key.id).shown()
     session = quote(name_shown)
+    limit = _argument(enough, name)
     words = {
-        "tokens": [session, str(min(MOST, enough))],
-        "nano_usd": [session, "--usd", f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"],
-        "calls": [session, "--calls", str(min(MOST, enough))],
+        "tokens": [session, limit],
+        "nano_usd": [session, "--usd", limit],
+        "calls": [session, "--calls", limit],
     }[name]
     if name_shown.startswith("-"):
         # After two dashes nothing is read as an option.
         words = ["--", *words] if name == "tokens" else [*words[1:], "--", session]
     return " ".join(["gateway sessions budget", *words])
+
+
+def _argument(enough: int, name: Dimension) -> str:
+    """Return a limit as an argument of a command, at most the largest possible one."""
+    if name == "nano_usd":
+        return f"{Decimal(min(nano(MOST_USD), enough)) / NANO:f}"
+    return str(min(MOST, enough))
 
 
 def dimension_json(balance: Balance, name: Dimension, now: float) -> dict[str, int | str | None]:

@@ -14,11 +14,13 @@ OPEN_NAMESPACE: Final = "default"
 #: a digest of the credential instead.
 ANONYMOUS: Final = "anonymous"
 CREDENTIAL_PREFIX: Final = "cred-"
+#: The namespace of a caller with a token of the identity provider has this prefix and the name in the token.
+BEARER_PREFIX: Final = "jwt:"
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a client key of this name would see the sessions of callers without a key."""
-    return name in (OPEN_NAMESPACE, ANONYMOUS) or name.startswith(CREDENTIAL_PREFIX)
+    """Return whether a client key of this name would see the sessions of callers that have no client key."""
+    return name in (OPEN_NAMESPACE, ANONYMOUS) or name.startswith((CREDENTIAL_PREFIX, BEARER_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,49 @@ _PATTERN: Final = _parameter("q", "query", "Part of the model name, or a shell p
 _BODY: Final = _body("A request body in one of the formats whose tokens the gateway counts.")
 _COUNT_PARAMETERS: Final = ("budget", "items", "tools", "wire", "forSession")
 
+_KEY_NAME: Final = _parameter("name", "path", "Name of the client key.", {"type": "string"}, required=True)
+
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "/api/keys": {
+        "get": _json_operation("listKeys", "List client keys: all for the admin key, else the caller's.", "ClientKeys"),
+        "post": _operation(
+            "addKey",
+            "Make a client key. Its secret is shown once.",
+            {
+                "201": _response("Made.", reference("MadeClientKey")),
+                "default": {"$ref": "#/components/responses/Error"},
+            },
+            body=reference("NewClientKey"),
+            security=_ADMIN,
+        ),
+    },
+    "/api/keys/{name}": {
+        "patch": _json_operation(
+            "changeKey",
+            "Change a client key of the store, and keep its secret.",
+            "ClientKey",
+            parameters=(_KEY_NAME,),
+            body=reference("ClientKeyChange"),
+            security=_ADMIN,
+        ),
+        "delete": _json_operation(
+            "revokeKey",
+            "Revoke a client key of the store. Its sessions stay.",
+            "Revoked",
+            parameters=(_KEY_NAME,),
+            security=_ADMIN,
+        ),
+    },
+    "/api/keys/{name}/rotate": {
+        "post": _json_operation(
+            "rotateKey",
+            "Give a client key a new secret. The present one is accepted for the overlap.",
+            "MadeClientKey",
+            parameters=(_KEY_NAME,),
+            body=reference("Rotation"),
+            security=_ADMIN,
+        )
+    },
     "/api/sessions": {
         "get": _json_operation(
             "listSessions",

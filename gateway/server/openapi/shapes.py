@@ -235,6 +235,40 @@ _COUNT_FIELDS: Final = {
 }
 _OPTIONAL_DETAILS: Final = ("items", "tools")
 
+_KEY_FIELDS: Final = {
+    "name": text("its sessions belong to this name"),
+    "group": text("the group of `auth.groups` whose budget it shares; null: none", null=True),
+    "in_configuration": boolean("true: a key of `auth.keys`, which only the configuration changes"),
+    "models": array(text(), "shell patterns of the models that it may call; empty: all"),
+    "budget": nullable(reference("Budget")),
+    "window": text("when the budget refills, such as `1d` or `month`; null: never", null=True),
+    "rpm": integer("most calls per minute; null: unlimited", null=True),
+    "created_at": _MAYBE_TIME,
+    "expires_at": {**_MAYBE_TIME, "description": "from then on its calls are refused; null: never"},
+    "replaced_until": array(_TIME, "when each replaced secret that is still accepted ends"),
+    "last_used_at": {**_MAYBE_TIME, "description": "up to a minute late; null: not for as long as sessions are kept"},
+    "sessions": integer("number of stored sessions"),
+    "problem": text("why its budget cannot be read; null: it can", null=True),
+}
+_KEY_SECRET: Final = {"key": text("the secret, which is shown only once")}
+_KEY_SETTINGS: Final = {
+    "models": {**array(text()), "type": ["array", "null"]},
+    "budget": {
+        "type": ["object", "null"],
+        "description": "limits that are not named stay; null: no budget",
+        "properties": {
+            "tokens": integer(null=True),
+            "usd": {"type": ["number", "string", "null"]},
+            "calls": integer(null=True),
+            "window": text("such as `1d` or `month`", null=True),
+        },
+        "additionalProperties": False,
+    },
+    "rpm": integer(null=True),
+    "group": text("a group of `auth.groups`", null=True),
+    "expires": text("a date, a time, or a duration from now such as `30d`", null=True),
+}
+
 SCHEMAS: Final[Mapping[str, Schema]] = {
     "Error": record(
         "an error of the gateway, in the format of OpenAI's API",
@@ -252,6 +286,32 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             )
         },
     ),
+    "ClientKey": record("a client key, without its secret", _KEY_FIELDS),
+    "ClientKeys": record(
+        "client keys, sorted by name",
+        {
+            "keys": array(reference("ClientKey")),
+            "shared": array(
+                record(
+                    "a budget that client keys share",
+                    {
+                        "group": text("null: of all client keys together", null=True),
+                        "budget": nullable(reference("Budget")),
+                        "window": text("when the budget refills, such as `1d` or `month`; null: never", null=True),
+                        "problem": text("why its budget cannot be read; null: it can", null=True),
+                    },
+                ),
+                "only for the admin key",
+            ),
+            "calls_need_key": boolean("false: calls without a client key are accepted, until the first key is made"),
+            "may_change": boolean("the caller may make and change keys"),
+        },
+    ),
+    "MadeClientKey": record("a client key with a new secret", {**_KEY_FIELDS, **_KEY_SECRET}),
+    "NewClientKey": record("a client key to make", {"name": text(), **_KEY_SETTINGS}, optional=_KEY_SETTINGS),
+    "ClientKeyChange": record("settings to change; others stay", _KEY_SETTINGS, optional=_KEY_SETTINGS),
+    "Rotation": record("a rotation", {"overlap": text("how long the present secret is accepted, such as `24h`; or 0")}),
+    "Revoked": record("a revoked client key", {"name": text(), "revoked": {"const": True}}),
     "Usage": record("the tokens of one call", _USAGE_FIELDS),
     "Totals": record(
         "the tokens of a session",
@@ -539,6 +599,15 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                     },
                 ),
                 "refusals by this worker without a call record, newest first, at most 50",
+            ),
+            "identity_provider": nullable(
+                record(
+                    "the identity provider of auth.jwt",
+                    {
+                        "issuer": text(),
+                        "problem": text("why its keys could not be read the last time", null=True),
+                    },
+                )
             ),
         },
     ),

@@ -91,7 +91,9 @@ export async function api(path, options = {}) {
     if (response.status !== 401) throw fault;
     // Another request may have asked for a key in the meantime.
     const isNew = sessionStorage.getItem(KEY) !== used;
-    const reason = used ? "This key is not known. Enter another key." : "";
+    // The message about a token says what is wrong with it, such as that it has expired.
+    const known = used?.startsWith("eyJ") ? fault.message : "This key is not known. Enter another key.";
+    const reason = used ? known : "";
     if (isNew || (!options.quiet && (await enterKey(reason)))) continue;
     document.dispatchEvent(new Event("gateway:locked"));
     throw fault;
@@ -99,7 +101,7 @@ export async function api(path, options = {}) {
 }
 
 /**
- * @param {"PATCH" | "POST"} method
+ * @param {"PATCH" | "POST" | "DELETE"} method
  * @param {string} path
  * @param {unknown} [body]
  */

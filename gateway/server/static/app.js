@@ -17,6 +17,10 @@ const VIEWS = {
   sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
   session: async (id, params) => (await import("./views/session.js")).session(id, params),
   call: async (id) => (await import("./views/call.js")).call(id),
+  keys: async (name) => {
+    const views = await import("./views/keys.js");
+    return name ? views.key(name) : views.keys();
+  },
   models: async (_, params) => (await import("./views/models.js")).models(params),
   health: async () => (await import("./views/health.js")).health(),
 };

@@ -58,7 +58,7 @@ export function askKey(reason) {
         h(
           "p",
           {},
-          "The admin key (auth.admin_key) shows all sessions and can change budgets. A client key shows its own sessions. The key is kept until this tab is closed.",
+          "The admin key (auth.admin_key) shows all sessions and can change budgets. A client key, or a token of the identity provider in auth.jwt, shows its own sessions. The key is kept until this tab is closed.",
         ),
         h("label", { for: "key-field" }, "Key"),
         field,

@@ -43,7 +43,7 @@
 /**
  * The numbers of a budget error.
  * @typedef {object} Arithmetic
- * @property {"session" | "agent" | "key" | "rate"} account
+ * @property {"session" | "agent" | "key" | "rate" | "group" | "all"} account
  * @property {string} id id of the session, or name of the client key
  * @property {"tokens" | "usd" | "calls"} unit
  * @property {number | string} limit
@@ -197,6 +197,7 @@
  * @property {string | null} default_provider
  * @property {Provider[]} providers
  * @property {UnrecordedRefusal[]} unrecorded_refusals
+ * @property {{issuer: string, problem: string | null} | null} identity_provider
  */
 
 /**
@@ -212,6 +213,24 @@
  *   price per million tokens
  * @property {boolean | null} reasoning
  * @property {Record<string, string>} sources
+ */
+
+/**
+ * A client key, without its secret.
+ * @typedef {object} Key
+ * @property {string} name
+ * @property {string | null} group
+ * @property {boolean} in_configuration
+ * @property {string[]} models
+ * @property {Budget | null} budget
+ * @property {string | null} window
+ * @property {number | null} rpm
+ * @property {string | null} created_at
+ * @property {string | null} expires_at
+ * @property {string[]} replaced_until
+ * @property {string | null} last_used_at
+ * @property {number} sessions
+ * @property {string | null} problem
  */
 
 /**

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
@@ -26,6 +26,7 @@ from gateway.core.stored import (
     SORTS,
     CallEnd,
     CallStart,
+    KeyChange,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -264,6 +265,12 @@ class MemoryStore:
         """See `Store.add_key`."""
         return self._keys.setdefault(key.name, key) is key
 
+    async def change_key(self, name: str, change: KeyChange) -> StoredKey | None:
+        """See `Store.change_key`."""
+        if name in self._keys:
+            self._keys[name] = change(self._keys[name])
+        return self._keys.get(name)
+
     async def revoke_key(self, name: str) -> bool:
         """See `Store.revoke_key`."""
         return self._keys.pop(name, None) is not None
@@ -324,6 +331,11 @@ class MemoryStore:
         visible = (place for place in after if namespace is None or place.namespace == namespace)
         chosen, more = page_of(visible, Names(namespace, part), limit)
         return Page([replace(self._sessions[place.key], tools=ToolUse()) for place in chosen], more)
+
+    async def session_counts(self, namespaces: Sequence[str]) -> Sequence[int]:
+        """See `Store.session_counts`."""
+        counts = Counter(key.namespace for key in self._sessions)
+        return [counts[namespace] for namespace in namespaces]
 
     async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
         """See `Store.newest_calls`."""

@@ -28,6 +28,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import (
     CallEnd,
     CallStart,
+    KeyChange,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -41,7 +42,7 @@ from gateway.core.usage import Totals
 from gateway.stores import clock, states
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
-from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions
+from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions, decode_key
 from gateway.stores.redis import values
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
@@ -316,6 +317,22 @@ class RedisStore:
         [added] = await self._link.call(("HSETNX", self._keys.client_keys, key.name, value))
         return bool(added)
 
+    async def change_key(self, name: str, change: KeyChange) -> StoredKey | None:
+        """See `Store.change_key`."""
+        for number in range(TRIES):
+            [value] = await self._link.call(("HGET", self._keys.client_keys, name))
+            if value is None:
+                return None
+            changed = change(decode_key(name, value))
+            new = values.encode_json(changed)
+            [done] = await self._link.call(
+                self._script("swap_key", (self._keys.client_keys,), {"name": name}, value, new)
+            )
+            if done:
+                return changed
+            await pause(number + 1)
+        raise StoreConflict(f'Too many changes of the client key "{name}" at once. Try again shortly.')
+
     async def revoke_key(self, name: str) -> bool:
         """See `Store.revoke_key`."""
         [revoked] = await self._link.call(("HDEL", self._keys.client_keys, name))
@@ -329,6 +346,12 @@ class RedisStore:
         """See `Store.sessions`."""
         after = Cursor.parse(cursor) if cursor else None
         return await self._lists.page(SessionList(namespace, sort, part), limit, after)
+
+    async def session_counts(self, namespaces: Sequence[str]) -> Sequence[int]:
+        """See `Store.session_counts`."""
+        if not namespaces:
+            return []
+        return await self._link.call(*[("ZCARD", self._keys.sorted_list(one, "recent")) for one in namespaces])
 
     async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
         """See `Store.newest_calls`."""

@@ -224,7 +224,7 @@ class PerServerLedger:
         )
         noticed = scripts.list_accounts([claim.key for claim in hold.claims])
         arguments = scripts.reserve_arguments(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
-        held = values.held(hold, hold.claims, self._keys)
+        held = values.held(hold, hold.claims, self._keys, self._scripts.now())
         command = scripts.call("reserve", keys, arguments, held, holds.encode(opened))
         [(status, *reply)] = await self._link.call(command)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)

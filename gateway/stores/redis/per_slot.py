@@ -111,7 +111,7 @@ class PerSlotLedger:
         name = self._keys.hold(hold.id, tag)
         settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
         keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
-        held = values.held(hold, claims, self._keys)
+        held = values.held(hold, claims, self._keys, self._scripts.now())
         command = self._scripts.call("reserve", keys, arguments, held, holds.encode(opened))
         try:
             [(status, *reply)] = await self._link.call(command)

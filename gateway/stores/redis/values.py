@@ -27,6 +27,7 @@ from gateway.core.ledger.arithmetic import (
     Refused,
 )
 from gateway.core.ledger.session_key import SessionKey
+from gateway.core.ledger.windows import CalendarWindow
 from gateway.core.record import CallRecord
 from gateway.core.retention import Retention
 from gateway.core.rollup import COUNTS, PERIOD_S, UsageRow, number_of, row_names
@@ -96,16 +97,26 @@ def _limit(limit: int | None) -> int:
     return _NONE if limit is None else min(MOST, limit)
 
 
-def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
-    """Return ARGV[3] of reserve.lua: the fixed amount of a hold, the amount of a unit, and accounts with limits."""
+def held(hold: Hold, claims: Iterable[Claim], keys: Keys, now: float) -> bytes:
+    """Return ARGV[3] of reserve.lua: the fixed amount of a hold, the amount of a unit, and accounts with limits.
+
+    `now`: Unix time in seconds, for windows of the calendar, whose beginning is computed here.
+    """
     encoded = []
     for claim in claims:
-        window = claim.configured.window_s
+        window = claim.configured.window
+        window_us = _NONE if window is None or isinstance(window, CalendarWindow) else micro(window)
         limits = (*_limits(claim.configured), *_limits(claim.declared))
-        closing = (claim.closing_share, claim.is_closing) if claim.closing_share else ()
-        window_us = _NONE if window is None else micro(window)
-        encoded.append((keys.account(claim.key), claim.key.kind, window_us, *limits, *closing))
+        encoded.append((keys.account(claim.key), claim.key.kind, window_us, *limits, *_further(claim, now)))
     return _pack((_amount(hold.fixed), _amount(hold.unit), encoded))
+
+
+def _further(claim: Claim, now: float) -> tuple[float | bool, ...]:
+    """Return what only some claims need: the share of a closing call, and the beginning of a window of the calendar."""
+    window, closing = claim.configured.window, (claim.closing_share, claim.is_closing)
+    if isinstance(window, CalendarWindow):
+        return *closing, micro(window.bounds(now)[0])
+    return closing if claim.closing_share else ()
 
 
 def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, str]]:

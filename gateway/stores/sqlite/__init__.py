@@ -36,6 +36,7 @@ from gateway.core.stored import (
     MOST_SEARCHED,
     CallEnd,
     CallStart,
+    KeyChange,
     LatestCalls,
     Lesson,
     OpenHold,
@@ -244,6 +245,10 @@ class SqliteStore:
         """See `Store.add_key`."""
         return await self._writer.write(lambda db: rows.add_key(db, key))
 
+    async def change_key(self, name: str, change: KeyChange) -> StoredKey | None:
+        """See `Store.change_key`."""
+        return await self._writer.write(lambda db: rows.change_key(db, name, change))
+
     async def revoke_key(self, name: str) -> bool:
         """See `Store.revoke_key`."""
         return await self._writer.write(lambda db: rows.revoke_key(db, name))
@@ -281,6 +286,10 @@ class SqliteStore:
             return Page([view for view in views if view is not None], more)
 
         return await self._in_thread(read)
+
+    async def session_counts(self, namespaces: Sequence[str]) -> Sequence[int]:
+        """See `Store.session_counts`."""
+        return await self._in_thread(lambda db: rows.session_counts(db, namespaces))
 
     async def newest_calls(self, namespace: str | None, limit: int) -> Sequence[CallRecord]:
         """See `Store.newest_calls`."""

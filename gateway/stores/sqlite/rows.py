@@ -15,12 +15,12 @@ from gateway.core.ledger.arithmetic import EMPTY, Claim, Moment, Periods
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
-from gateway.core.stored import CallStart, Lesson, SessionView, Sort, StoredKey
+from gateway.core.stored import CallStart, KeyChange, Lesson, SessionView, Sort, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
-from gateway.stores.damage import UnreadRecords
+from gateway.stores.damage import UnreadRecords, decode_key
 from gateway.stores.packed import unpack
 from gateway.stores.sqlite import accounts, agents, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
@@ -380,6 +380,16 @@ def add_key(connection: sqlite3.Connection, key: StoredKey) -> bool:
     return connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", values).rowcount > 0
 
 
+def change_key(connection: sqlite3.Connection, name: str, change: KeyChange) -> StoredKey | None:
+    """Apply `change` to a client key; return None if it does not exist."""
+    row = connection.execute("SELECT value FROM keys WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        return None
+    changed = change(decode_key(name, row[0]))
+    connection.execute("UPDATE keys SET value = ? WHERE name = ?", (msgspec.json.encode(changed), name))
+    return changed
+
+
 def revoke_key(connection: sqlite3.Connection, name: str) -> bool:
     """Delete a client key; return False if it does not exist."""
     return connection.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
@@ -396,6 +406,12 @@ def session(db: sqlite3.Connection, key: SessionKey) -> SessionView | None:
     """See `Store.session`."""
     row = db.execute(_VIEW_OF_ONE, (key.namespace, key.id)).fetchone()
     return view(row) if row else None
+
+
+def session_counts(db: sqlite3.Connection, namespaces: Sequence[str]) -> list[int]:
+    """Return the number of sessions of each namespace."""
+    query = "SELECT count(*) FROM sessions WHERE namespace = ?"
+    return [db.execute(query, (namespace,)).fetchone()[0] for namespace in namespaces]
 
 
 def listed(db: sqlite3.Connection, key: SessionKey) -> SessionView | None:

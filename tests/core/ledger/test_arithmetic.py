@@ -103,7 +103,7 @@ def test_usd_are_counted_in_billionths_rounded_up(usd: Decimal | int, expected: 
 def test_limits_are_known_by_their_dimension() -> None:
     limits = Limits(1, None, 3)
     assert [limits.of(name) for name in DIMENSIONS] == [1, None, 3]
-    assert [one.is_none for one in (limits, NO_LIMITS, Limits(calls=0), Limits(nano_usd=1), Limits(window_s=9))] == [
+    assert [one.is_none for one in (limits, NO_LIMITS, Limits(calls=0), Limits(nano_usd=1), Limits(window=9))] == [
         *(False, True, False, False, True)
     ]
 
@@ -157,9 +157,9 @@ def test_lease_ends_after_its_time_or_reboot() -> None:
 def test_limit_is_configured_or_overridden_and_lowered_by_declared(
     configured: int | None, declared: int | None, decided: dict[Dimension, int | None], expected: int | None
 ) -> None:
-    claim = Claim(S, Limits(configured, window_s=9), Limits(declared, window_s=1))
+    claim = Claim(S, Limits(configured, window=9), Limits(declared, window=1))
     limits = claim.limits(Account(overrides=decided))
-    assert (limits.tokens, limits.window_s) == (expected, 9)
+    assert (limits.tokens, limits.window) == (expected, 9)
 
 
 def test_balance_has_left_amount_and_used_fraction() -> None:
@@ -181,7 +181,7 @@ def test_narrowest_account_has_the_largest_used_share() -> None:
 
 
 def test_new_window_resets_used_but_not_held() -> None:
-    claim = Claim(KEY, Limits(100, window_s=60))
+    claim = Claim(KEY, Limits(100, window=60))
     account = Account(Amount(40), Amount(20), NOW)
     assert balance_of(account, claim, later(59)) == Balance(KEY, claim.configured, Amount(40), Amount(20), 1)
     assert balance_of(account, claim, later(60)) == Balance(KEY, claim.configured, NOTHING, Amount(20), 60)
@@ -218,7 +218,7 @@ def test_granted_units_are_limited_by_every_account() -> None:
 
 
 def test_rate_account_counts_requests_only() -> None:
-    claims = [Claim(S), Claim(RATE, Limits(calls=2, window_s=60))]
+    claims = [Claim(S), Claim(RATE, Limits(calls=2, window=60))]
     asked = hold(*claims, fixed=Amount(10, 10, 1), unit=Amount(1), most=5)
     _, accounts = granted(reserve({}, asked, NOW))
     assert accounts[RATE] == Account(Amount(calls=1), opened=NOW)
@@ -252,7 +252,7 @@ def test_settling_replaces_hold_by_spent() -> None:
 
 
 def in_next_window(account: Account) -> Account:
-    hourly = hold(Claim(S, Limits(window_s=60)), fixed=NOTHING)
+    hourly = hold(Claim(S, Limits(window=60)), fixed=NOTHING)
     _, first = granted(reserve({S: account}, hourly, NOW))
     _, second = granted(reserve(first, hourly, later(60)))
     return second[S]

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.ledger.arithmetic import (
     MOST,
+    NO_LIMITS,
     AccountKey,
     Amount,
     Balance,
@@ -17,9 +18,11 @@ from gateway.core.ledger.arithmetic import (
     Moment,
 )
 from gateway.core.ledger.charging import (
+    ALL_KEYS,
     BudgetPolicy,
     ChargedAccounts,
     KeyLimits,
+    SharedBudgets,
     TokenRate,
     accounts_of,
     budgets_in,
@@ -59,7 +62,7 @@ def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session()
     assert [(one.key.kind, one.key.id) for one in claims] == [
         ("rate", ""), ("key", ""), ("session", "far"), ("session", "near"), ("session", "s"),
     ]  # fmt: skip
-    assert claims[0].configured == Limits(calls=5, window_s=60)
+    assert claims[0].configured == Limits(calls=5, window=60)
     assert claims[-1].declared == Limits(tokens=7)
     assert claims[2].declared.is_none, "what a call declares is for its own session"
     assert [key.kind for key in accounts_of(claims)] == ["key", "session", "session", "session"]
@@ -126,10 +129,23 @@ def test_remaining_fraction_ignores_holds() -> None:
     assert not limits_output([balance(Limits(calls=1))])
 
 
+def test_client_keys_claim_the_limited_accounts_that_they_share() -> None:
+    shared = SharedBudgets(Limits(calls=9), {"research": Limits(tokens=5), "free": NO_LIMITS})
+    whole, group = Claim(ALL_KEYS, Limits(calls=9)), Claim(AccountKey("group", "research"), Limits(tokens=5))
+    assert shared.claims("research") == (whole, group)
+    assert shared.claims("free") == shared.claims("gone") == shared.claims(None) == (whole,)
+    assert SharedBudgets().claims("research") == ()
+    charged = ChargedAccounts("alice", KeyLimits(Limits(calls=3), 5, shared.claims("research")))
+    claims = claims_of(BudgetPolicy(), charged)
+    assert [claim.key.kind for claim in claims] == ["rate", "all", "group", "key"]
+    known = shared.limits()
+    assert claims_on(accounts_of(claims), BudgetPolicy(), known, {})[:2] == [whole, group]
+
+
 def test_accounts_have_their_configured_limits_without_a_call() -> None:
     session, key, unknown = AccountKey("session", "a", "s"), AccountKey("key", "a"), AccountKey("key", "b")
     policy = BudgetPolicy(session=Limits(tokens=9))
-    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {"a": Limits(calls=3)}, {}) == [
+    assert claims_on([session, key, unknown, AccountKey("rate", "a")], policy, {key: Limits(calls=3)}, {}) == [
         Claim(session, Limits(tokens=9)),
         Claim(key, Limits(calls=3)),
         Claim(unknown),

@@ -27,7 +27,7 @@ from gateway.core.ledger.closing import CLOSING_MESSAGE, ClosingPolicy, closing_
 
 KEY, PARENT = AccountKey("session", "alice", "s"), AccountKey("session", "alice", "p")
 NOW = Moment(0.0, 0.0)
-CLAIM = Claim(KEY, Limits(tokens=100, window_s=60.0), closing_share=0.2)
+CLAIM = Claim(KEY, Limits(tokens=100, window=60.0), closing_share=0.2)
 CLOSING = replace(CLAIM, is_closing=True)
 
 

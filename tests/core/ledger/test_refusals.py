@@ -102,7 +102,7 @@ def test_the_status_of_a_refusal_is_as_configured_for_this_one_only() -> None:
 
 
 def test_a_budget_that_refills_says_when() -> None:
-    minutes = balance(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
+    minutes = balance(Limits(tokens=10, window=3_600), used=10, resets_s=600.0)
     fault = refusal(Refused(minutes, "tokens", 9, is_busy=False), claim(), POLICY, 1_795_000_000)
     assert "It refills in 10 min." in fault.message
     for now in (1_795_000_000, 1_795_000_000.75):
@@ -153,11 +153,14 @@ def test_remedy_for_declared_budget_names_the_header() -> None:
 def test_remedy_for_client_key_names_its_configuration() -> None:
     key = Balance(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
     fault = refusal(Refused(key, "calls", 1, is_busy=False), Claim(key.key, Limits(calls=1)), POLICY, 0)
-    assert fault.message.startswith('The client key "alice" has used 1 of its 1 calls. Raise its budget where')
+    assert fault.message.startswith(
+        'The client key "alice" has used 1 of its 1 calls. Raise it with: '
+        "gateway keys set alice --budget-calls 3, or in auth.keys."
+    )
 
 
 def test_rate_limit_error_has_retry_after() -> None:
-    rate = Balance(AccountKey("rate", "alice"), Limits(calls=2, window_s=60), Amount(calls=2), Amount(), 12.3)
+    rate = Balance(AccountKey("rate", "alice"), Limits(calls=2, window=60), Amount(calls=2), Amount(), 12.3)
     fault = refusal(Refused(rate, "calls", 1, is_busy=False), Claim(rate.key, rate.limits), POLICY, 0)
     assert isinstance(fault, RateLimited)
     assert (fault.retry_after, "Wait 13 s" in fault.message) == (13, True)

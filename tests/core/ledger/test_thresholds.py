@@ -74,7 +74,7 @@ def test_unit_is_the_one_with_the_largest_used_share(used: Amount, limits: Limit
 
 
 def test_account_without_a_limit_is_not_watched() -> None:
-    assert not is_watched(Limits(window_s=60))
+    assert not is_watched(Limits(window=60))
     assert not is_watched(Limits(0, None, 0))
     assert is_watched(Limits(None, 1))
 

@@ -93,8 +93,13 @@ function received({ error, session }) {
  */
 function account({ account: kind, id }, session) {
   if (kind === "agent") return ["agent ", h("b", {}, id.split("/")[1]), " of session ", h("b", {}, id.split("/")[0])];
-  if (kind !== "session")
-    return [`${kind === "rate" ? "requests per minute of client key " : "client key "}`, h("b", {}, id)];
+  if (kind === "all") return "all client keys together";
+  const owners = /** @type {Record<string, string>} */ ({
+    key: "client key ",
+    rate: "requests per minute of client key ",
+    group: "group of client keys ",
+  });
+  if (kind in owners) return [owners[kind], h("b", {}, id)];
   // With the admin key, session ids are prefixed with the name of their client key.
   const name = session?.includes("/") ? `${session.slice(0, session.lastIndexOf("/"))}/${id}` : id;
   return [

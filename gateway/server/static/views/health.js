@@ -43,8 +43,9 @@ export async function health() {
   return { title: "Health", element, close: () => clearInterval(timer) };
 }
 
-/** @param {Health} now */
-function content({ version, worker, store, providers, default_provider: first, status, unrecorded_refusals: refused }) {
+/** @param {Health} health */
+function content(health) {
+  const { version, worker, store, providers, default_provider: first, status, unrecorded_refusals: refused } = health;
   const isWell = status === "ready";
   const others = worker.workers > 1 ? `one of ${number(worker.workers)}; each reports only about itself` : null;
   return [
@@ -97,7 +98,24 @@ function content({ version, worker, store, providers, default_provider: first, s
           }),
         )
       : h("p", { class: "notice" }, "No provider is configured. Add one under providers: in gateway.yaml."),
+    ...identityProvider(health.identity_provider),
     ...refusals(refused),
+  ];
+}
+
+/** @param {Health["identity_provider"]} provider */
+function identityProvider(provider) {
+  if (!provider) return [];
+  const { issuer, problem } = provider;
+  return [
+    h("h2", {}, "Identity provider"),
+    problem
+      ? h("p", { class: "problem", role: "alert" }, "Its keys cannot be read: ", problem, ". Check auth.jwt.jwks_url.")
+      : null,
+    facts([
+      ["Issuer", h("span", { class: "mono" }, issuer)],
+      ["Keys", h("span", { class: `badge ${problem ? "bad" : "good"}` }, problem ? "unavailable" : "ok")],
+    ]),
   ];
 }
 

@@ -377,7 +377,7 @@ function parentBars({ parents = [] }) {
  * @param {string} prefix prefix of the name of each bar
  * @param {Node | null} [notes]
  */
-function bars(label, budget, prefix, notes = null) {
+export function bars(label, budget, prefix, notes = null) {
   return h(
     "div",
     { class: "bars", role: "group", "aria-label": label },

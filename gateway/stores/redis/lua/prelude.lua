@@ -202,8 +202,8 @@ local function save(name, a, kind, window)
 end
 
 -- Returns a limit without the one that the call declares. A claim is, as in ARGV[3]: account, kind, window, configured
--- limits, declared limits, share kept for the closing call, true if this is the closing call. Holds of older versions
--- have neither of the last two.
+-- limits, declared limits, share kept for the closing call, true if this is the closing call, beginning of a window
+-- of the calendar (microseconds). Claims may lack the last three.
 local function granted_limit(a, claim, i)
     return a.d[i] or claim[3 + i]
 end
@@ -248,8 +248,15 @@ end
 
 -- Starts a new window if the last one has ended, and returns the account.
 local function current(a, claim, at)
-    local window = claim[3]
-    if window ~= NONE then
+    local window, begin = claim[3], claim[12]
+    if begin then
+        -- The worker's clock may be ahead of the server's: the account must not be older than its window.
+        if a.o == NONE then
+            a.o = math.max(at, begin)
+        elseif a.o < begin then
+            a.u, a.o, a.e, a.c = { 0, 0, 0 }, math.max(at, begin), a.e + 1, ''
+        end
+    elseif window ~= NONE then
         if a.o == NONE then
             a.o = at
         elseif at - a.o >= window then
