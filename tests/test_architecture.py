@@ -150,6 +150,13 @@ TESTED_ELSEWHERE = {
     "stores.sqlite.latest": "stores/test_latest.py",
     "stores.sqlite.agents": "stores/test_agents.py",
     "stores.memory.agents": "stores/test_agents.py",
+    "core.audit": "stores/test_audit.py",  # plain values that stores return
+    "stores.audit_entries": "stores/test_audit.py",
+    "stores.memory.audit": "stores/test_audit.py",
+    "stores.memory.latest": "stores/test_latest.py",
+    "stores.sqlite.audit": "stores/test_audit.py",
+    "stores.redis.audit": "stores/test_audit.py",
+    "server.session_changes": "server/test_audit.py",  # each change is recorded
     "telemetry.metrics.families": "telemetry/test_metrics.py",  # each family is shown by its name
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
     "telemetry.budget_alerts": "stores/test_budget_alerts.py",  # its guarantees depend on the store

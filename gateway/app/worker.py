@@ -14,11 +14,13 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from gateway import __version__, config
+from gateway.app.reload_audit import claim_reload, record_reload, record_signal
 from gateway.app.reloadable import Lasting, Parts
 from gateway.app.resources import (
     add_counters,
@@ -34,6 +36,7 @@ from gateway.app.resources import (
 from gateway.config.policies import table_names, uplifts
 from gateway.context.planner import PlannerThreads
 from gateway.context.tool_results import ToolResultRenderer
+from gateway.core.audit import Author
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
 from gateway.core.ledger.arithmetic import Claim
@@ -43,6 +46,7 @@ from gateway.core.record import CallRecord
 from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
 from gateway.server.app import GatewayApp, OwnApi
+from gateway.server.audit import AuditApi
 from gateway.server.auth import Access
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
@@ -221,6 +225,7 @@ class Worker:
             SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers),
             KeysApi(store, lambda: self._parts.rules),
             UsageApi(store, lambda: self._parts.rules),
+            AuditApi(store, lambda: self._parts.rules),
             ContextApi(store, lambda: self._parts.rules),
             HealthApi(store, lambda: self._parts.rules, self._health),
             EventsApi(store, lambda: self._parts.rules),
@@ -313,8 +318,8 @@ class Worker:
             metrics.update_gauges(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
 
-    def reload_all(self) -> list[str]:
-        """Reload every worker: this one, or through the supervisor all of them.
+    async def reload_all(self, author: Author) -> list[str]:
+        """Reload every worker: this one, or through the supervisor all of them. It is recorded in the audit log.
 
         Returns:
             The changed keys that need a restart.
@@ -322,15 +327,22 @@ class Worker:
         Raises:
             ConfigError: the configuration is wrong; nothing was changed.
         """
+        old = self._parts.settings
         if self._workers == 1:
-            return self.reload()
-        _, needing_restart = self._reread()
-        os.kill(os.getppid(), signal.SIGHUP)
+            needing_restart = self.reload()
+            new = self._parts.settings
+        else:
+            new, needing_restart = self._reread()
+            await claim_reload(self._store, old, new)
+            os.kill(os.getppid(), signal.SIGHUP)
+        await record_reload(self._store, author, old, new)
         return needing_restart
 
     def _reload_on_signal(self) -> None:
+        old = self._parts.settings
         try:
             self.reload()
+            self._start_chore(record_signal(self._store, old, self._parts.settings))
         except ConfigError as error:
             logger.error("configuration not reloaded: %s", "; ".join(error.problems))  # noqa: TRY400  # no bug of ours
 
@@ -357,10 +369,14 @@ class Worker:
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
         for work in (old.retire(), self._note_budget()):
-            chore = asyncio.create_task(work)
-            self._chores.add(chore)
-            chore.add_done_callback(self._chores.discard)
+            self._start_chore(work)
         return needing_restart
+
+    def _start_chore(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start work that no caller waits for. `aclose` cancels it."""
+        chore = asyncio.create_task(work)
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
 
     async def _note_budget(self) -> None:
         """Store the current budget for commands in other terminals. If that fails, `_expire` does it later."""

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 import typer
 
 from gateway.cli import (
+    audit,
     bench,
     demo,
     env,
@@ -58,6 +59,7 @@ app.command("env", cls=Command)(env.env)
 app.command("top", cls=Command)(top.top)
 app.command("usage", cls=Command)(usage.usage)
 app.command("export", cls=Command)(export.export)
+app.command("audit", cls=Command)(audit.audit)
 app.command("replay", cls=Command)(replay.replay)
 app.command("bench", cls=Command)(bench.bench)
 app.add_typer(sessions.app, name="sessions")

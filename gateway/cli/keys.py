@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gateway.cli.authors import command_author
 from gateway.cli.common import (
     AsJson,
     Command,
@@ -29,6 +30,7 @@ from gateway.cli.numbers import count, dollars, moment, number, share, until_emp
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
+    from gateway.core.audit import Action
     from gateway.core.ledger.charging import KeyContext
     from gateway.core.ports import Store
     from gateway.core.stored import KeyChange, StoredKey
@@ -221,7 +223,7 @@ def change(  # noqa: PLR0917  # typer calls it by name
     if not asked:
         stop("Name what to change, such as --budget-usd 20 or --expires 30d.", Exit.USAGE)
     now, context = time.time(), _context(config)
-    row = _changed(name, lambda key: changed(key, asked, now, context), asked, (config, store))
+    row = _changed(name, lambda key: changed(key, asked, now, context), asked, (config, store), "key.change")
     if as_json:
         print_json(row)
     else:
@@ -245,7 +247,9 @@ def rotate(
     from gateway.server.client_keys import new_secret, rotated
 
     secret, now = new_secret(), time.time()
-    row = _changed(name, lambda key: rotated(key, secret, now, overlap), {"overlap": overlap}, (config, store))
+    row = _changed(
+        name, lambda key: rotated(key, secret, now, overlap), {"overlap": overlap}, (config, store), "key.rotate"
+    )
     until = (
         f"The secret before it ends at {moment(row['replaced_until'][-1])}."
         if row["replaced_until"]
@@ -255,7 +259,7 @@ def rotate(
 
 
 def _changed(
-    name: str, change: KeyChange, asked: Mapping[str, Any], place: tuple[Path | None, str | None]
+    name: str, change: KeyChange, asked: Mapping[str, Any], place: tuple[Path | None, str | None], action: Action
 ) -> dict[str, Any]:
     """Change a key in the store and return its row, or end the command if there is none.
 
@@ -264,15 +268,17 @@ def _changed(
         change: makes the changed key.
         asked: the settings by which it is changed, for errors.
         place: the configuration file and the URL of the store, as typed.
+        action: names the change in the audit log.
     """
     from gateway.server.client_keys import current
+    from gateway.server.key_changes import change_key
 
     if any(key.name == name for key in load(place[0]).settings.auth.keys):
         stop(f"{quoted(name)} is a key in the configuration. Change it in auth.keys and reload.", Exit.FAILED)
 
     async def apply(opened: Store) -> dict[str, Any] | None:
         with _option_errors(asked):
-            key = await opened.change_key(name, change)
+            key = await change_key(opened, name, change, command_author(), action)
         return (await _rows(opened, [current(key, time.time())]))[0] if key is not None else None
 
     row = with_store(*place, apply)
@@ -290,9 +296,11 @@ def _confirm_first_key(*, is_asked: bool) -> None:
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
     """Store a key and return its row of the list, or None if the name is in use."""
+    from gateway.server.key_changes import add_key
+
     # The row is read first, because it can fail: a key that is stored must also be shown.
     (row,) = await _rows(opened, [key])
-    return row if await opened.add_key(key) else None
+    return row if await add_key(opened, key, command_author()) else None
 
 
 def _show(key: str, row: dict[str, Any], notice: str, *, as_json: bool) -> None:
@@ -308,11 +316,17 @@ def _revoke_unseen(name: str, config: Path | None, store: str | None) -> None:
     """Revoke a key that could not be printed."""
     outcome = "and is revoked again."
     try:
-        with_store(config, store, lambda opened: opened.revoke_key(name))
+        with_store(config, store, lambda opened: _revoke(opened, name))
     except typer.Exit:  # the reason has been printed
         outcome = f"but is still in the store. Revoke it: gateway keys revoke {name}"
     with contextlib.suppress(OSError):
         typer.echo(f"{name}: the key could not be shown, {outcome}", err=True)
+
+
+async def _revoke(opened: Store, name: str) -> bool:
+    from gateway.server.key_changes import revoke_key
+
+    return await revoke_key(opened, name, command_author())
 
 
 @app.command(cls=Command)
@@ -323,7 +337,7 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_jso
     path = settings.store.sqlite_path
     has_store = not settings.store.is_memory and (path is None or path.exists())
     # A missing store is an error only for a key that the configuration does not have.
-    is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
+    is_revoked = (has_store or not is_configured) and with_store(config, store, lambda opened: _revoke(opened, name))
     if is_revoked and as_json:
         print_json({"name": name, "revoked": True})
     elif is_revoked:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from gateway.cli.authors import command_author
 from gateway.cli.common import (
     AsJson,
     Command,
@@ -183,6 +183,10 @@ def budget(  # noqa: PLR0917  # typer calls it by name
 
     The change applies to the session's next call, without a restart.
     """
+    from gateway.config.policies import budget_policy
+    from gateway.server.session_changes import change_budget
+    from gateway.stores.running_budget import with_running_budget
+
     named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
     if not named or ("default" in named.values() and len(named) > 1):
         stop("Name a number of tokens, none or default; or use --usd or --calls.", Exit.USAGE)
@@ -193,7 +197,8 @@ def budget(  # noqa: PLR0917  # typer calls it by name
 
     async def change(opened: Store) -> dict[str, Any]:
         now = (await _changed(opened, key, settings))["budget"] if is_raise else None
-        await opened.override_limits(key.account, _limits(named, now) if is_raise else limits)
+        policy = await with_running_budget(opened, budget_policy(settings))
+        await change_budget(opened, key, _limits(named, now) if is_raise else limits, policy, command_author())
         return await _changed(opened, key, settings)
 
     now = with_store(config, store, change)
@@ -207,12 +212,12 @@ def budget(  # noqa: PLR0917  # typer calls it by name
 @app.command(cls=Command)
 def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Set a session's totals to zero. Its call records stay."""
-    from gateway.server.sessions import reset_session
+    from gateway.server.session_changes import reset_session
 
     key, settings = _key(session), load(config).settings
 
     async def change(opened: Store) -> dict[str, Any] | None:
-        return await _changed(opened, key, settings) if await reset_session(opened, key) else None
+        return await _changed(opened, key, settings) if await reset_session(opened, key, command_author()) else None
 
     now = with_store(config, store, change)
     if now is None:
@@ -223,12 +228,12 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 @app.command(cls=Command)
 def resume(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Allow a session's calls again that runaway protection refuses."""
-    from gateway.server.sessions import resume_session
+    from gateway.server.session_changes import resume_session
 
     key, settings = _key(session), load(config).settings
 
     async def change(opened: Store) -> dict[str, Any] | None:
-        is_known = await resume_session(opened, key, time.time())
+        is_known = await resume_session(opened, key, command_author())
         return await _changed(opened, key, settings) if is_known else None
 
     now = with_store(config, store, change)
@@ -241,10 +246,11 @@ def resume(session: SessionId, config: ConfigFile = None, store: StoreUrl = None
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Delete a session and its call records."""
     from gateway.server.auth import Access
-    from gateway.server.sessions import delete_session, deleted_json
+    from gateway.server.session_changes import delete_session
+    from gateway.server.sessions import deleted_json
 
     key = _key(session)
-    if not with_store(config, store, lambda opened: delete_session(opened, key)):
+    if not with_store(config, store, lambda opened: delete_session(opened, key, command_author())):
         _no_session(session, config, store)
     _print_change(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
 
@@ -326,7 +332,7 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
     path = settings.store.sqlite_path
     if settings.store.is_memory:
         stop(
-            "store.url is memory://, so only the running gateway knows its sessions. Use GET /api/sessions",
+            "store.url is memory://, so only the running gateway knows what it holds. Use its API: GET /api/sessions",
             Exit.FAILED,
         )
     if path is not None and not make and not path.exists():

@@ -35,7 +35,7 @@ _WORDS: Final = {
 #: the least similarity, 0 to 1, of a name that is suggested
 ALIKE: Final = 0.5
 #: keys whose text is a duration
-_DURATIONS: Final = frozenset({"ttl", "window"})
+_DURATIONS: Final = frozenset({"ttl", "window", "keep"})
 #: YAML parser messages that are unclear without context, and their replacements
 _CLEARER: Final = {
     "but found another document": "it holds more than one document (---)",

@@ -1,4 +1,4 @@
-"""Define the settings of what is kept longer or shorter than sessions: call records, and usage by hour and day."""
+"""Define the settings of what is kept longer or shorter than sessions: call records, usage and changes."""
 
 from __future__ import annotations
 
@@ -46,5 +46,21 @@ class UsageSettings(Section):
     @field_validator("keep_hours", "keep_days")
     @classmethod
     def _durations(cls, value: str) -> str:
+        duration(value)
+        return value
+
+
+class AuditSettings(Section):
+    """How long the audit log is kept."""
+
+    keep: str = Field(
+        "365d",
+        description="An entry of the audit log is deleted this long after the change. At most the newest 10,000 are "
+        "kept.",
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _keep(cls, value: str) -> str:
         duration(value)
         return value

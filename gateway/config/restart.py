@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.config.schema import Settings
 from gateway.config.section import Section
 
-_SECTIONS: Final = ("store", "calls", "usage", "sinks", "telemetry", "callbacks")
+_SECTIONS: Final = ("store", "calls", "usage", "audit", "sinks", "telemetry", "callbacks")
 _CONTEXT_KEYS: Final = ("families", "memory_mb")
 _SERVER_KEYS: Final = (
     "host",

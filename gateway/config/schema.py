@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from gateway.config.access import Auth, Budget
 from gateway.config.callbacks import Callbacks
-from gateway.config.history import CallSettings, UsageSettings
+from gateway.config.history import AuditSettings, CallSettings, UsageSettings
 from gateway.config.models import Model
 from gateway.config.providers import Provider
 from gateway.config.runaway import Runaway
@@ -315,6 +315,7 @@ class Settings(Section):
     store: StoreSettings = Field(StoreSettings(), description="The store of sessions, budgets and call records.")
     calls: CallSettings = Field(CallSettings(), description="How long call records are kept.")
     usage: UsageSettings = Field(UsageSettings(), description="How long usage by hour and by day is kept.")
+    audit: AuditSettings = Field(AuditSettings(), description="How long the audit log is kept.")
     sinks: tuple[Sink, ...] = Field(
         (), max_length=4, description="Receivers of the records of all calls. See docs/guides/monitoring.md."
     )
@@ -372,6 +373,7 @@ class Settings(Section):
             days_s=duration(self.usage.keep_days),
             calls_s=max(calls_s, self._least_kept_s) if calls_s is not None else None,
             calls_per_session=self.calls.per_session,
+            changes_s=duration(self.audit.keep),
         )
 
     @property

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.errors import StoreUnavailable
 from gateway.core.http.request import Outgoing
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
@@ -360,8 +361,30 @@ class Lessons(Protocol):
         ...
 
 
+class AuditLog(Protocol):
+    """The changes of administrators. Entries are added, and never changed. `Sessions.expire` deletes old ones."""
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """Add an entry. Of more than `MOST_CHANGES` entries the oldest is dropped.
+
+        Raises:
+            StoreUnavailable: it was not added, or it is not known.
+        """
+        ...
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """Return a page of the entries, newest first.
+
+        Args:
+            limit: the most entries on the page.
+            cursor: where the page before ended, as digits or two numbers with a hyphen; None for the first page.
+            target: text that the target of an entry must contain.
+        """
+        ...
+
+
 @runtime_checkable
-class Store(Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, Protocol):
+class Store(Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, AuditLog, Protocol):
     """Everything that the gateway keeps. A part of the gateway uses the smallest of these Protocols that it needs."""
 
     async def ping(self) -> None:

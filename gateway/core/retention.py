@@ -1,4 +1,4 @@
-"""Define how long a store keeps sessions, call records and roll-ups of usage."""
+"""Define how long a store keeps sessions, call records, roll-ups of usage and the audit log."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Retention:
         days_s: seconds for which usage by day is kept.
         calls_s: seconds for which call records are kept; None: as long as sessions.
         calls_per_session: the newest records that are kept of each session; None: the limit of the store.
+        changes_s: seconds for which the audit log is kept.
     """
 
     sessions_s: float = 30 * _DAY_S
@@ -28,6 +29,7 @@ class Retention:
     days_s: float = 800 * _DAY_S
     calls_s: float | None = None
     calls_per_session: int | None = None
+    changes_s: float = 365 * _DAY_S
 
     @property
     def usage_s(self) -> Mapping[Period, float]:

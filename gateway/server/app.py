@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from gateway.core import errors
 from gateway.core.values import dataclass
 from gateway.server import headers
+from gateway.server.audit import AuditApi
 from gateway.server.auth import check_single, foreign_page
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard, is_browser
@@ -72,6 +73,7 @@ class OwnApi:
     sessions: SessionsApi
     keys: KeysApi
     usage: UsageApi
+    audit: AuditApi
     context: ContextApi
     health: HealthApi
     events: EventsApi
@@ -84,6 +86,7 @@ class OwnApi:
             *self.sessions.paths(),
             *self.keys.paths(),
             *self.usage.paths(),
+            *self.audit.paths(),
             *self.context.paths(),
             *self.health.paths(),
             *self.events.paths(),

@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -30,6 +31,9 @@ _UNIQUE_HEADERS: Final = (b"host", *sorted(CREDENTIALS))
 _HASH_DIGITS: Final = 8
 _NOTHING_SHARED: Final = SharedBudgets()
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+#: actors in the audit log
+ADMIN_KEY: Final = "admin key"
+THIS_MACHINE: Final = "this machine without a key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +99,18 @@ class TokenCallers(Protocol):
 class Access:
     """What a caller of /api may see and change.
 
-    `namespace`: whose sessions it may see; None: all. `limits`: the budget of its client key. `shared`: the budgets
-    that this key shares with others.
+    Attributes:
+        namespace: whose sessions it may see; None: all.
+        limits: the budget of its client key.
+        shared: the budgets that this key shares with others.
+        actor: the credential of an administrator, for the audit log.
     """
 
     namespace: str | None
     admin: bool
     limits: Limits = NO_LIMITS
     shared: tuple[Claim, ...] = ()
-
-
-#: what administrators may do
-SEES_ALL: Final = Access(None, admin=True)
+    actor: str = field(default="an administrator", compare=False)
 
 
 def check_single(headers: Headers) -> None:
@@ -233,14 +237,14 @@ class Authenticator:
         self._refuse_other_origins(_origin(headers), headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin in presented:
-            return SEES_ALL
+            return Access(None, admin=True, actor=ADMIN_KEY)
         rule = self._rule_in_force(presented)
         if rule is not None:
             # A client key selects its own sessions, also for requests from this machine.
             own = Access(rule.name, admin=False, limits=rule.budget.limits, shared=rule.budget.shared)
-            return SEES_ALL if rule.is_admin else own
+            return Access(None, admin=True, actor=f"token of {rule.name}") if rule.is_admin else own
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
-            return SEES_ALL
+            return Access(None, admin=True, actor=THIS_MACHINE)
         if not self.needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
         if not self.needs_key and _is_loopback(peer) and not _is_rebound_name(headers, peer):

@@ -29,6 +29,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 #: dialect and operation in the record of a refused request to /api
 _API: Final = "api"
+#: most rows of a list, and the longest number that is read
+_MOST_ROWS: Final = 1000
+_LIMIT_DIGITS: Final = 20
 _MOST_BODY_BYTES: Final = 64 * 1024
 _NO_STORE: Final = {"cache-control": "no-store"}
 
@@ -127,6 +130,19 @@ async def access_of(rules: Callable[[], ServerRules], request: Request) -> Acces
         if credential_hash(headers) is not None:
             in_force.unrecorded.note(fault, headers, in_force.new_id(), _API, _API)
         raise
+
+
+def limit_of(request: Request) -> int:
+    """Return the number of rows that a request asks for with `limit`.
+
+    Raises:
+        InvalidRequest: it is not a number, or too large.
+    """
+    text = request.query_params.get("limit", "50")
+    # `int` raises an error of its own for thousands of digits.
+    if not text.isdecimal() or len(text) > _LIMIT_DIGITS or not 1 <= int(text) <= _MOST_ROWS:
+        raise errors.InvalidRequest(f'"limit" must be a whole number from 1 to {_MOST_ROWS}.', param="limit")
+    return int(text)
 
 
 def fault_response(fault: errors.GatewayError) -> Response:

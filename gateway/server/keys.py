@@ -13,11 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from gateway.core import errors
+from gateway.core.audit import Action, Author
 from gateway.core.ports import Store
 from gateway.core.stored import KeyChange, StoredKey
+from gateway.server.audit import author_of
 from gateway.server.auth import Access, require_admin
 from gateway.server.client_keys import changed, current, new_key, new_secret, rotated, rows_of, shared_rows
 from gateway.server.handling import Handler, ServerRules, json_body, json_handler
+from gateway.server.key_changes import add_key, change_key, revoke_key
 
 #: bodies of a POST, a PATCH and a rotation
 _NEW: Final = '{"name": "bob", "budget": {"usd": 5, "window": "1d"}}'
@@ -55,7 +58,7 @@ class KeysApi:
         """GET /api/keys: return the client keys that the caller may see. POST: create one."""
         if request.method == "POST":
             require_admin(access)
-            return await self._create(await _object(request, _NEW))
+            return await self._create(await _object(request, _NEW), author_of(request, access))
         configured, now = self._rules().configured_keys, self._clock()
         stored = [current(key, now) for key in await self._store.keys()]
         seen = [key for key in (*configured, *stored) if access.namespace in (None, key.name)]
@@ -66,7 +69,7 @@ class KeysApi:
             "may_change": access.admin,
         }
 
-    async def _create(self, asked: dict[str, Any]) -> Response:
+    async def _create(self, asked: dict[str, Any], author: Author) -> Response:
         name = asked.pop("name", None)
         if not isinstance(name, str):
             raise errors.InvalidRequest(f"Send the name of the client key, such as {_NEW}.", param="name")
@@ -76,7 +79,7 @@ class KeysApi:
         self._refuse_configured(name)
         # It is read first, because it can fail: a secret that is stored must also be shown.
         (row,) = await rows_of(self._store, [key], ())
-        if not await self._store.add_key(key):
+        if not await add_key(self._store, key, author):
             raise errors.InvalidRequest(
                 f'A client key "{name}" already exists. Change it with PATCH /api/keys/{name}, or revoke it first.',
                 param="name",
@@ -88,7 +91,7 @@ class KeysApi:
         require_admin(access)
         name = request.path_params["name"]
         if request.method == "DELETE":
-            if not await self._store.revoke_key(name):
+            if not await revoke_key(self._store, name, author_of(request, access)):
                 self._refuse_configured(name)
                 raise _no_key(name)
             return {"name": name, "revoked": True}
@@ -96,7 +99,8 @@ class KeysApi:
         if not asked:
             raise errors.InvalidRequest(f"Send what to change, such as {_CHANGE}.")
         now, context = self._clock(), self._rules().key_context
-        return await self._changed(name, lambda key: changed(key, asked, now, context))
+        author = author_of(request, access)
+        return await self._changed(name, lambda key: changed(key, asked, now, context), author)
 
     async def rotate(self, request: Request, access: Access) -> Any:
         """POST /api/keys/{name}/rotate: make a new secret. The present one is accepted for the overlap."""
@@ -107,13 +111,16 @@ class KeysApi:
                 f'Send how long the present secret is still accepted, such as {_ROTATE}, or "0".', param="overlap"
             )
         secret, now = new_secret(), self._clock()
-        row = await self._changed(request.path_params["name"], lambda key: rotated(key, secret, now, asked["overlap"]))
+        name, author = request.path_params["name"], author_of(request, access)
+        row = await self._changed(name, lambda key: rotated(key, secret, now, asked["overlap"]), author, "key.rotate")
         return {**row, "key": secret}
 
-    async def _changed(self, name: str, change: KeyChange) -> dict[str, Any]:
+    async def _changed(
+        self, name: str, change: KeyChange, author: Author, action: Action = "key.change"
+    ) -> dict[str, Any]:
         """Change a client key, and return it as JSON."""
         with _invalid_settings():
-            key = await self._store.change_key(name, change)
+            key = await change_key(self._store, name, change, author, action)
         if key is None:
             self._refuse_configured(name)
             raise _no_key(name)

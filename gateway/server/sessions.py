@@ -19,14 +19,13 @@ from starlette.routing import Route as Path
 from gateway.budget.reservation import sessions_above
 from gateway.context.inspector import context_json
 from gateway.core import errors
+from gateway.core.audit import Author
 from gateway.core.ledger.arithmetic import (
     LEAST_USD,
     MOST,
     MOST_USD,
     NO_LIMITS,
-    NOTHING,
     Balance,
-    Claim,
     Dimension,
     nano,
 )
@@ -41,8 +40,18 @@ from gateway.core.stored import SORTS, SessionView, Sort
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.server.agents import agents_json, calls_of_agent
+from gateway.server.audit import author_of
 from gateway.server.auth import Access, require_admin
-from gateway.server.handling import Handler, ServerRules, json_body, json_handler
+from gateway.server.handling import Handler, ServerRules, json_body, json_handler, limit_of
+from gateway.server.session_changes import (
+    change_budget,
+    change_step,
+    delete_session,
+    is_known,
+    is_stored,
+    reset_session,
+    resume_session,
+)
 from gateway.server.shown import (
     burn_rate_json,
     call_json,
@@ -53,14 +62,12 @@ from gateway.server.shown import (
     session_json,
     session_tools_json,
 )
-from gateway.server.steps import set_step, setting_of, steps_json
+from gateway.server.steps import setting_of, steps_json
 from gateway.stores.damage import UnreadSessions
 
-_MOST_ROWS: Final = 1000
 #: largest limits that the ledger counts exactly; the configuration has the same
 _LARGEST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": MOST_USD, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
-_LIMIT_DIGITS: Final = 20
 #: fields of the body of a PATCH
 _CHANGE_FIELDS: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
 #: a body of a PATCH
@@ -76,7 +83,8 @@ class SessionsApi:
     Args:
         store: where sessions and records are stored.
         rules: returns the rules in force.
-        reload: reads the configuration again, and returns the changed keys that need a restart. Raises ConfigError.
+        reload: reads the configuration again for its author, and returns the changed keys that need a restart. Raises
+            ConfigError.
         observers: are notified when a step is set.
     """
 
@@ -84,7 +92,7 @@ class SessionsApi:
         self,
         store: Store,
         rules: Callable[[], ServerRules],
-        reload: Callable[[], list[str]],
+        reload: Callable[[Author], Awaitable[list[str]]],
         observers: Sequence[Observer],
     ) -> None:
         self._store = store
@@ -115,7 +123,7 @@ class SessionsApi:
         """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name."""
         query = request.query_params
         sort, part = sort_of(query.get("sort")), query.get("q", "")
-        page = await self._store.sessions(access.namespace, _limit(request), query.get("cursor"), sort, part=part)
+        page = await self._store.sessions(access.namespace, limit_of(request), query.get("cursor"), sort, part=part)
         rows = await rows_of(self._store, page.sessions, self._rules().budget, access, self._unread)
         return {"sessions": rows, "cursor": page.cursor}
 
@@ -123,10 +131,12 @@ class SessionsApi:
         """GET, PATCH or DELETE /api/sessions/{id}."""
         key = _key(request, access)
         if request.method == "PATCH":
-            return await self._change(key, await json_body(request, _EXAMPLE), access)
+            require_admin(access)
+            await self._change(key, await json_body(request, _EXAMPLE), author_of(request, access))
+            return await self._changed(key, access)
         if request.method == "DELETE":
             require_admin(access)
-            if not await delete_session(self._store, key):
+            if not await delete_session(self._store, key, author_of(request, access)):
                 raise _no_session(key)
             return deleted_json(key, access)
         rules = self._rules()
@@ -135,9 +145,8 @@ class SessionsApi:
             raise _no_session(key)
         return details
 
-    async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
+    async def _change(self, key: SessionKey, asked: Any, author: Author) -> None:
         """Change or remove the session's budget, or set its step, from its next call on."""
-        require_admin(access)
         if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGE_FIELDS:
             raise errors.InvalidRequest(
                 'Send "budget", "active_step" or both, such as {"budget": {"tokens": 200000}} or {"active_step": '
@@ -148,10 +157,9 @@ class SessionsApi:
         limits = parse_limits(asked["budget"]) if "budget" in asked else None
         setting = setting_of(asked, self._rules().agents) if "active_step" in asked else None
         if "budget" in asked:
-            await self._store.override_limits(key.account, limits)
+            await change_budget(self._store, key, limits, self._rules().budget, author)
         if setting is not None:
-            await set_step(self._store, key, setting, self._observers, time.time())
-        return await self._changed(key, access)
+            await change_step(self._store, key, setting, self._observers, author)
 
     async def _changed(self, key: SessionKey, access: Access) -> dict[str, Any]:
         rules = self._rules()
@@ -159,7 +167,7 @@ class SessionsApi:
 
     async def calls(self, request: Request, access: Access) -> Any:
         """GET /api/sessions/{id}/calls?limit=&cursor=&agent=id of an agent."""
-        key, limit = _key(request, access), _limit(request)
+        key, limit = _key(request, access), limit_of(request)
         cursor, agent = request.query_params.get("cursor"), request.query_params.get("agent")
         if cursor is not None and not _CALL_ID.fullmatch(cursor):
             raise errors.InvalidRequest("The cursor is invalid. Send one that this list returned.", param="cursor")
@@ -169,20 +177,20 @@ class SessionsApi:
         else:
             records = await self._store.calls(key, limit, cursor)
             more = records[-1].call_id if len(records) == limit else None
-        if not records and not await _is_known(self._store, key):
+        if not records and not await is_known(self._store, key):
             raise _no_session(key)
         return {"calls": [call_json(record, access) for record in records], "cursor": more}
 
     async def newest(self, request: Request, access: Access) -> Any:
         """GET /api/calls?limit=: return the newest records of all sessions."""
-        records = await self._store.newest_calls(access.namespace, _limit(request))
+        records = await self._store.newest_calls(access.namespace, limit_of(request))
         return {"calls": [call_json(record, access) for record in records]}
 
     async def reset(self, request: Request, access: Access) -> Any:
         """POST /api/sessions/{id}/reset."""
         require_admin(access)
         key = _key(request, access)
-        if not await reset_session(self._store, key):
+        if not await reset_session(self._store, key, author_of(request, access)):
             raise _no_session(key)
         return await self._changed(key, access)
 
@@ -190,7 +198,7 @@ class SessionsApi:
         """POST /api/sessions/{id}/resume: allow calls again that runaway protection refuses."""
         require_admin(access)
         key = _key(request, access)
-        if not await resume_session(self._store, key, time.time()):
+        if not await resume_session(self._store, key, author_of(request, access)):
             raise _no_session(key)
         return await self._changed(key, access)
 
@@ -223,16 +231,15 @@ class SessionsApi:
         del access
         wanted = request.query_params.get("q", "")
         rules = self._rules()
-        rows = islice(models_json(rules.routes, rules.catalog, wanted), _limit(request))
+        rows = islice(models_json(rules.routes, rules.catalog, wanted), limit_of(request))
         # Searching the whole table takes tens of milliseconds, which must not block the event loop.
         return {"models": await asyncio.to_thread(list, rows)}
 
     async def reload(self, request: Request, access: Access) -> Any:
         """POST /api/reload."""
-        del request
         require_admin(access)
         try:
-            restart_keys = self._reload()
+            restart_keys = await self._reload(author_of(request, access))
         except errors.ConfigError as error:
             raise errors.InvalidRequest("Nothing was changed: " + "; ".join(error.problems)) from None
         return {"reloaded": True, **({"needs_restart": restart_keys} if restart_keys else {})}
@@ -247,7 +254,7 @@ async def details_json(
     until a later call declares another one or none.
     """
     view = await store.session(key)
-    if view is None and not await _is_stored(store, key):
+    if view is None and not await is_stored(store, key):
         return None
     records = await store.calls(key, LAST_CALLS)
     state = (await store.remembered(key)).state
@@ -295,46 +302,6 @@ async def changed_json(
     if view is not None:
         return {**session_json(view, access, balance, has_modes=policy.modes), **placed}
     return {"id": key.shown(access.namespace), **session_budget_json(balance, has_modes=policy.modes), **placed}
-
-
-async def reset_session(store: Store, key: SessionKey) -> bool:
-    """Set the totals and the used budget to zero. Return False if nothing is stored under this name."""
-    was_stored = await _is_stored(store, key)
-    return await store.reset(key) or was_stored
-
-
-async def resume_session(store: Store, key: SessionKey, now: float) -> bool:
-    """Allow the calls of a stopped session again. Return False if nothing is stored under this name.
-
-    What it repeated so far no longer counts, and its limits in seconds begin again. `now`: Unix time in seconds.
-    """
-    if (await store.remembered(key)).state.stopped is not None:
-        await store.update(key, lambda state: state.resumed(now))
-        return True
-    return await _is_known(store, key)
-
-
-async def delete_session(store: Store, key: SessionKey) -> bool:
-    """Delete a session and its budget. Return False if nothing is stored under this name."""
-    was_stored = await _is_stored(store, key)
-    return await store.delete(key) or was_stored
-
-
-async def _is_known(store: Store, key: SessionKey) -> bool:
-    return await store.session(key) is not None or await _is_stored(store, key)
-
-
-async def _is_stored(store: Store, key: SessionKey) -> bool:
-    """Return True if something is stored under this name, even without a charged call.
-
-    That can be a budget, usage of child sessions, or records of failed calls.
-    """
-    try:
-        (balance,) = await store.balances([Claim(key.account)])
-    except errors.StoreDamaged:
-        # The account exists. Deleting the session repairs it.
-        return True
-    return balance.used != NOTHING or not balance.limits.is_none or bool(await store.calls(key, 1))
 
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
@@ -433,11 +400,3 @@ def _no_session(key: SessionKey) -> errors.NotFound:
     return errors.NotFound(
         f'There is no session "{key.id}". Its first call may still be running, or it has expired (sessions.ttl).'
     )
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", "50")
-    # `int` raises an error of its own for thousands of digits.
-    if not text.isdecimal() or len(text) > _LIMIT_DIGITS or not 1 <= int(text) <= _MOST_ROWS:
-        raise errors.InvalidRequest(f'"limit" must be a whole number from 1 to {_MOST_ROWS}.', param="limit")
-    return int(text)

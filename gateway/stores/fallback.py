@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Refused
 from gateway.core.ledger.session_key import SessionKey
@@ -284,6 +285,18 @@ class FallbackStore:
         """See `Lessons.learn`."""
         with self._needed:
             return await self._store.learn(lessons)
+
+    # --- AuditLog ----------------------------------------------------------------------------------------------
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `AuditLog.record_change`."""
+        with self._optional:
+            await self._store.record_change(entry)
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `AuditLog.changes`."""
+        with self._optional:
+            return await self._store.changes(limit, cursor, target)
 
     # --- Store -------------------------------------------------------------------------------------------------
 

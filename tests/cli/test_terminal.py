@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.audit import AuditEntry
 from gateway.core.ledger.arithmetic import Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.stored import StoredKey
@@ -55,6 +56,10 @@ async def folder(gateway_command: Commands) -> Path:
         limits = Limits(tokens=LARGEST, nano_usd=1_234_567_890_123_456_789, calls=LARGEST, window=30 * 86_400.0)
         models = ("gpt-4o*", "claude-*", "accounts/fireworks/*")
         await store.add_key(StoredKey(name, name.encode(), began, models, limits, LARGEST))
+    for name in (LONG, f"{KEYS[0]}/{LONG}", "short", "alice"):
+        old, new = {"tokens": LARGEST, "usd": "1234567890.123456"}, {"tokens": None, "usd": "0.000001"}
+        author = ("this machine without a key", "fe80:0000:0000:0000:0202:b3ff:fe1e:8329")
+        await store.record_change(AuditEntry(began, "session.budget", name, *author, old, new))
     await store.aclose()
     body = {"model": "gpt-4o", "messages": conversation()}
     (folder / "body.json").write_text(json.dumps(body))
@@ -149,3 +154,14 @@ def test_durations_shares_and_dollars_are_readable(gateway_command: Commands, fo
     assert shown["budget usd"] == "$0 of $20 used"
     assert shown["budget used"] == "0.0 %"
     assert shown["budget refills in"] in {"30d", "29d 23h"}
+
+
+def test_the_audit_log_fits_80_columns_and_shows_whole_names(folder: Path) -> None:
+    done = Terminal(folder, COLUMNS, "audit").done()
+    assert done.code == 0, done.err
+    assert max(map(len, done.lines)) <= COLUMNS
+    assert sum(not line.startswith(" ") for line in done.lines) == 4
+    text = "".join(line.strip() for line in done.lines)
+    assert text.count(LONG) == 2
+    assert text.count("by this machine without a key from fe80:0000:0000:0000:0202:b3ff:fe1e:8329") == 4
+    assert "$1,234,567,890.12" in text

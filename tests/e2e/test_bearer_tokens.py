@@ -297,6 +297,17 @@ def test_a_group_can_have_the_rights_of_the_admin_key(grouped: GatewayThread) ->
     assert grouped.web.get("/metrics", carol).status == 403
 
 
+def test_the_audit_log_names_the_token_of_an_administrator(grouped: GatewayThread) -> None:
+    olga, carol = member("olga", "ops"), member("carol", "*")
+    body = {"budget": {"tokens": 5}}
+    assert grouped.web.send("PATCH", "/api/sessions/jwt:carol%2Faudited", body, olga).status == 200
+    reply = grouped.web.get("/api/audit?target=audited", olga)
+    [entry] = reply.json["changes"]
+    assert (entry["actor"], entry["target"]) == ("token of jwt:olga", "jwt:carol/audited")
+    assert olga["authorization"].split()[1] not in reply.body.decode()
+    assert grouped.web.get("/api/audit", carol).status == 403
+
+
 def test_a_caller_of_no_group_is_refused(
     mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway, provider: IdentityProvider
 ) -> None:

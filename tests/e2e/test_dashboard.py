@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 #: markup that would become an element and run if it were not escaped
 EVIL = "<img src=x onerror=alert(1)>"
-VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/keys", "#/models", "#/health")
+VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/keys", "#/models", "#/health", "#/audit")
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 FLAGS = {
     "budget.tokens": 60_000,
@@ -423,6 +423,23 @@ def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
     expect(page.locator(".tile", has_text="Gateway")).to_contain_text("ready")
     # a process id, without separators between its thousands
     expect(page.locator(".tile", has_text="Worker")).to_contain_text(str(os.getpid()))
+
+
+def test_the_audit_log_shows_changes_and_finds_those_of_a_session(ui: Ui) -> None:
+    for name, tokens in (("audited-1", 70_000), ("audited-2", 80_000)):
+        ui.gateway.web.send("PATCH", f"/api/sessions/{name}", {"budget": {"tokens": tokens}})
+    page = ui.show("#/health")
+    page.get_by_role("link", name="Audit log").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Audit log")
+    expect(ui.row("audited-1")).to_contain_text("tokens 60,000 → 70,000")
+    expect(ui.row("audited-1")).to_contain_text("this machine without a key")
+    page.get_by_label("Find").fill("audited-2")
+    expect(page.get_by_role("region", name="Changes").locator("tbody tr:not(.spacer)")).to_have_count(1)
+    assert page.url.endswith("#/audit?target=audited-2")
+    page.get_by_label("Find").fill("nobody")
+    expect(page.get_by_text("No change found")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("link", name="Health")).to_have_attribute("aria-current", "page")
 
 
 # --- who may see it -----------------------------------------------------------------------------------------------

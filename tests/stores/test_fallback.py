@@ -11,7 +11,18 @@ import pytest
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ledger.arithmetic import Amount, Claim, Hold, Limits
 from gateway.core.ledger.session_key import SessionKey
-from gateway.core.ports import Calls, ClientKeys, Ledger, Lessons, RecordRefused, Results, Sessions, Store, UsageHistory
+from gateway.core.ports import (
+    AuditLog,
+    Calls,
+    ClientKeys,
+    Ledger,
+    Lessons,
+    RecordRefused,
+    Results,
+    Sessions,
+    Store,
+    UsageHistory,
+)
 from gateway.core.record import CallRecord
 from gateway.stores.availability import Availability
 from gateway.stores.fallback import FallbackStore
@@ -24,11 +35,11 @@ OPTIONAL = {
     *("overdue_holds", "override_limits", "totals", "session", "sessions", "update", "reset", "delete", "expire"),
     *("missing_results", "results_size", "keep_results", "results", "result", "add_key", "revoke_key"),
     *("change_key", "session_counts"),
-    *("each_call", "usage"),
+    *("each_call", "usage", "record_change", "changes"),
 }
 METHODS = sorted(
     name
-    for protocol in (Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons)
+    for protocol in (Ledger, Sessions, Calls, UsageHistory, Results, ClientKeys, Lessons, AuditLog)
     for name, _ in inspect.getmembers(protocol, inspect.isfunction)
     if not name.startswith("_")
 )

@@ -381,6 +381,24 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
             ),
         )
     },
+    "/api/audit": {
+        "get": _json_operation(
+            "listChanges",
+            "List the changes of administrators, newest first.",
+            "ChangePage",
+            parameters=(
+                "limit",
+                "cursor",
+                _parameter(
+                    "target",
+                    "query",
+                    "Only changes whose target contains this text: a session, a client key or `configuration`.",
+                    {"type": "string", "maxLength": 512},
+                ),
+            ),
+            security=_ADMIN,
+        )
+    },
     "/api/results/{handle}": {
         "get": _text_operation(
             "getResult",

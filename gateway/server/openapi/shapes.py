@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, get_args
 
+from gateway.core.audit import ACTIONS, CONFIGURATION
 from gateway.core.calling_agent import REQUEST_CLASSES
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
@@ -480,6 +481,24 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "cost_usd": text("known costs, rounded to six decimals"),
         },
         optional=("start", *LABELS),
+    ),
+    "ChangePage": record(
+        "a page of the audit log, newest change first",
+        {"changes": array(reference("AuditEntry")), "cursor": text("cursor of the next page", null=True)},
+    ),
+    "AuditEntry": record(
+        "a change of an administrator; it holds no secret",
+        {
+            "at": text("time of the change"),
+            "action": text(f"{', '.join(ACTIONS)}; `unreadable` for an entry that is damaged"),
+            "target": text(f"session as KEY/ID, name of a client key, or `{CONFIGURATION}`"),
+            "actor": text(
+                "`admin key`, `token of NAME`, `this machine without a key`, `command line` or `signal SIGHUP`"
+            ),
+            "origin": text("address of the connection; for a command USER@HOST"),
+            "old": {"description": "what was in force before; null: nothing, or not known"},
+            "new": {"description": "what is in force since; null: nothing"},
+        },
     ),
     "CallEvent": record(
         "the data of an event `call`: a settled call",

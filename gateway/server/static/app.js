@@ -22,10 +22,11 @@ const VIEWS = {
     return name ? views.key(name) : views.keys();
   },
   models: async (_, params) => (await import("./views/models.js")).models(params),
+  audit: async (_, params) => (await import("./views/audit.js")).audit(params),
   health: async () => (await import("./views/health.js")).health(),
 };
 /** The navigation entry of each view that has no entry of its own. */
-const PARENTS = /** @type {Record<string, string>} */ ({ session: "sessions", call: "sessions" });
+const PARENTS = /** @type {Record<string, string>} */ ({ session: "sessions", call: "sessions", audit: "health" });
 const STATES = {
   connecting: ["connecting", "Connecting to the gateway."],
   live: ["live", "Calls are shown when they are settled."],

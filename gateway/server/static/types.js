@@ -216,6 +216,18 @@
  */
 
 /**
+ * An entry of the audit log.
+ * @typedef {object} Change
+ * @property {string} at
+ * @property {string} action
+ * @property {string} target
+ * @property {string} actor
+ * @property {string} origin
+ * @property {unknown} old
+ * @property {unknown} new
+ */
+
+/**
  * A client key, without its secret.
  * @typedef {object} Key
  * @property {string} name

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.bounded import BoundedDict
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
@@ -22,7 +23,6 @@ from gateway.core.retention import DEFAULT_RETENTION, Retention
 from gateway.core.rollup import UsageQuery, UsageRow
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
-    MOST_LATEST,
     SORTS,
     CallEnd,
     CallStart,
@@ -32,7 +32,6 @@ from gateway.core.stored import (
     OpenHold,
     Page,
     SessionView,
-    Settled,
     Sort,
     StepEnding,
     StoredKey,
@@ -45,7 +44,9 @@ from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing
 from gateway.stores.memory.accounts import MemoryLedger
 from gateway.stores.memory.agents import MemoryAgents
+from gateway.stores.memory.audit import MemoryAuditLog
 from gateway.stores.memory.calls import MemoryCalls, OrphanCharge
+from gateway.stores.memory.latest import MemoryLatest
 from gateway.stores.memory.lists import SortedSessions
 from gateway.stores.sums import stopped
 
@@ -112,6 +113,7 @@ class MemoryStore:
         self._sorted = {sort: SortedSessions(sort) for sort in SORTS}
         self._calls = MemoryCalls(retention)
         self._agents = MemoryAgents()
+        self._audit = MemoryAuditLog(retention)
         self._resets: dict[SessionKey, int] = {}
         #: what the calls of a session left for the next one: its last turn, and what its provider keeps
         self._left: dict[SessionKey, tuple[LastTurn | None, str]] = {}
@@ -119,9 +121,7 @@ class MemoryStore:
         self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
-        self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
-        #: number of all settled calls, which is the position of the last one in `settled_after`
-        self._settled = 0
+        self._latest = MemoryLatest()
 
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
@@ -145,8 +145,7 @@ class MemoryStore:
         totals = self._totals(record.session) if record.session is not None else None
         # An orphaned call that still runs and is charged for more is listed again only when it ends.
         if is_new and not (known is not None and record.is_provisional):
-            self._latest.append((record.call_id, totals))
-            self._settled += 1
+            self._latest.add(record.call_id, totals)
         return totals or Totals()
 
     def _charge(self, record: CallRecord, orphaned: CallRecord | None) -> None:
@@ -360,14 +359,7 @@ class MemoryStore:
 
     async def settled_after(self, after: int | None, limit: int) -> LatestCalls:
         """See `Store.settled_after`."""
-        if after is None:
-            return LatestCalls((), self._settled)
-        dropped = self._settled - len(self._latest)
-        begin = max(after, dropped) - dropped
-        entries = list(islice(self._latest, begin, begin + limit))
-        shown = [(self._calls.shown(call_id), totals) for call_id, totals in entries]
-        settled = [Settled(record, totals) for record, totals in shown if record is not None]
-        return LatestCalls(settled, dropped + begin + len(entries), max(0, dropped - after))
+        return self._latest.after(after, limit, self._calls.shown)
 
     async def usage(self, query: UsageQuery) -> Sequence[UsageRow]:
         """See `Store.usage`."""
@@ -411,6 +403,7 @@ class MemoryStore:
         for key in old:
             self._forget(key)
         self._calls.expire(before, self._now())
+        self._audit.expire(self._now())
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
@@ -431,6 +424,14 @@ class MemoryStore:
         for key in [*self._parents]:
             if not (key in self._sessions or key in self._states or key.account in self._ledger):
                 del self._parents[key]
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `Store.record_change`."""
+        self._audit.add(entry)
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `Store.changes`."""
+        return self._audit.page(limit, cursor, target)
 
     async def ping(self) -> None:
         """See `Store.ping`."""

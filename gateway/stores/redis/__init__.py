@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger.arithmetic import DIMENSIONS, AccountKey, Balance, Claim, Dimension, Granted, Refused
@@ -44,6 +45,7 @@ from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import Refusing, UnreadKeys, UnreadSessions, decode_key
 from gateway.stores.redis import values
+from gateway.stores.redis.audit import RedisAuditLog
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.keys import NAMESAKES, Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
@@ -106,6 +108,7 @@ class RedisStore:
         self._ledger: LedgerOperations = ledger(self._link, self._scripts, moment)
         self._lists = Lists(self._link, self._scripts, self._unread_sessions, self._ledger.usage_tags)
         self._updates = StateUpdates(self._link, self._scripts, self._ledger)
+        self._audit = RedisAuditLog(self._link, self._keys.audit)
         self._lessons = WriteCombiner[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
@@ -391,7 +394,17 @@ class RedisStore:
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
-        return await self._lists.expire(before)
+        deleted = await self._lists.expire(before)
+        await self._audit.forget(self._now() - self._scripts.retention.changes_s)
+        return deleted
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `Store.record_change`."""
+        await self._audit.add(entry)
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `Store.changes`."""
+        return await self._audit.page(limit, cursor, target)
 
     async def ping(self) -> None:
         """See `Store.ping`."""

@@ -102,6 +102,8 @@ class Keys:
         self.holds = f"{prefix}{{holds}}"
         self.places = f"{prefix}{{holds}}:p"
         self.client_keys = f"{prefix}{{keys}}"
+        #: a stream
+        self.audit = f"{prefix}{{audit}}"
         #: the calls that were settled last, and the number of all settled calls
         self.latest = f"{prefix}{{latest}}", f"{prefix}{{latest}}:n"
         #: Tags of sessions with an account or a state, by the time of their last change. It leads to those that never

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gateway.core.agent_use import AgentUse
+from gateway.core.audit import AuditEntry, AuditPage
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.ledger.arithmetic import AccountKey, Balance, Claim, Dimension, Granted, Moment, Refused
@@ -52,7 +53,7 @@ from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
 from gateway.stores.packed import pack
-from gateway.stores.sqlite import accounts, agents, deletion, kept, latest, rows, usage
+from gateway.stores.sqlite import accounts, agents, audit, deletion, kept, latest, rows, usage
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.transaction import transact
@@ -351,6 +352,7 @@ class SqliteStore:
             lambda db: deletion.delete_old_gone(db, before),
             lambda db: deletion.delete_old_lessons(db, before),
             lambda db: usage.delete_old(db, self._retention, self._now()),
+            lambda db: audit.delete_old(db, self._now() - self._retention.changes_s),
         )
         for delete in old_rows:
             while await self._in_thread(delete):
@@ -403,6 +405,14 @@ class SqliteStore:
             # Commits may have waited for the checkpoint. The next transaction of the thread would start before them.
             await asyncio.wait({self._checkpoint})
         await asyncio.sleep(_DELETE_PAUSE_S)
+
+    async def record_change(self, entry: AuditEntry) -> None:
+        """See `Store.record_change`."""
+        await self._writer.write(lambda db: audit.add(db, entry))
+
+    async def changes(self, limit: int, cursor: str | None = None, target: str = "") -> AuditPage:
+        """See `Store.changes`."""
+        return await self._in_thread(lambda db: audit.page(db, limit, cursor, target))
 
     async def ping(self) -> None:
         """See `Store.ping`."""

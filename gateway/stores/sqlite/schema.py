@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.errors import StoreUnavailable
 from gateway.stores.damage import UnreadRecords
 from gateway.stores.rollups import Rollups
-from gateway.stores.sqlite import usage
+from gateway.stores.sqlite import audit, usage
 from gateway.stores.sqlite.transaction import transact
 
 logger = logging.getLogger("gateway")
@@ -210,6 +210,7 @@ MIGRATIONS: Final = (
         PRIMARY KEY (day, labels, hour)
     ) WITHOUT ROWID;
     """,
+    audit.TABLE,
 )
 
 #: the first format with the table `usage`

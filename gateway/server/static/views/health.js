@@ -5,6 +5,7 @@
 import { ApiError, api } from "../api.js";
 import { facts, fill, h, renew, tile } from "../dom.js";
 import { ago, clock, number, span } from "../format.js";
+import { to } from "../router.js";
 import { plain } from "../table.js";
 
 /** @typedef {import("../types.js").Health} Health */
@@ -39,7 +40,12 @@ export async function health() {
     }
   };
   const timer = setInterval(again, RENEW_MS);
-  const element = h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Health"), seen), place);
+  const element = h(
+    "div",
+    { class: "view" }, 
+    h("div", { class: "title" }, h("h1", {}, "Health"), seen, h("a", { href: to("audit") }, "Audit log")),
+    place,
+  );
   return { title: "Health", element, close: () => clearInterval(timer) };
 }
 
