@@ -21,6 +21,7 @@ from gateway.call.recent_models import RecentModels
 from gateway.call.record import RecordBuilder, text_estimate
 from gateway.call.state import CallState
 from gateway.call.types import TakenHold
+from gateway.core.calling_agent import MAIN
 from gateway.core.errors import (
     BudgetFault,
     GatewayError,
@@ -111,13 +112,14 @@ class Accounts:
         """
         caller, directives = state.incoming.caller, state.incoming.directives
         agents = named_agents(state.agent) if self._budgets.policy.agents else ()
+        is_of_main = state.agent is None or state.agent.id == MAIN
         state.budget.charged = ChargedAccounts(
             caller.namespace,
             caller.budget,
             state.session,
             declared=directives.budget,
             agents=agents,
-            is_compaction=state.is_compaction,
+            is_compaction=state.is_compaction and is_of_main,
         )
         return self._take_opened(
             state,

@@ -6,7 +6,7 @@ from typing import Final
 
 from gateway.call.state import CallState
 from gateway.call.types import CallAccounts, ClosingCall
-from gateway.core.calling_agent import RequestClass
+from gateway.core.calling_agent import MAIN, RequestClass
 from gateway.core.errors import BudgetFault
 from gateway.core.ledger.closing import ClosingPolicy, closing_balances, closing_claims
 from gateway.core.views import VIEWED
@@ -20,6 +20,7 @@ def may_close(state: CallState, refusal: BudgetFault) -> bool:
 
     - The refusing budget must be the session's own: only of that one something is kept for this session.
     - The response must be a result for the client, now: no compaction, no call of the gateway itself, no batch.
+    - Only the main agent has the result of the session. A subagent would take the one closing call from it.
     - While the store is unavailable, no worker knows whether another one makes the closing call.
     """
     session, wire, incoming = state.stored_session, state.incoming.endpoint.wire, state.incoming
@@ -29,7 +30,8 @@ def may_close(state: CallState, refusal: BudgetFault) -> bool:
         return False
     own = [balance for balance in state.budget.accounts.balances if balance.key == session.account]
     was_made = any(balance.closing for balance in own)
-    is_side_call = state.agent is not None and state.agent.request_class in _NO_RESULT
+    agent = state.agent
+    is_side_call = agent is not None and (agent.id != MAIN or agent.request_class in _NO_RESULT)
     is_wanted = not state.is_billed_later and not state.output_asked.is_none
     return is_wanted and not (was_made or is_side_call)
 

@@ -35,7 +35,6 @@ from gateway.core.runaway import (
 from gateway.core.session import SessionState
 from gateway.core.times import Clocks
 from gateway.core.views import VIEWED
-from gateway.dialects.anthropic_compaction import asks_for_compaction
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents
 from gateway.dialects.rounds import read_rounds
@@ -91,7 +90,7 @@ class RunawayGuard:
         if self._has_clock:
             work = await self._with_clock(state, name, work)
         found = self._findings(state, rounds, work)
-        if found and not asks_for_compaction(call.fields, wire):
+        if found and not state.is_compaction:
             await self._act(state, found, rounds, (name, work))
 
     async def _rounds(self, contents: Contents) -> RoundReader | None:

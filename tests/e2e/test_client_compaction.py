@@ -253,6 +253,8 @@ def test_a_compaction_may_use_what_is_kept_for_the_closing_call(
     mock.push(Turn("An answer.", usage=(120, 9_000)))
     assert ask(gateway.web, talk(0), max_tokens=100)[0] == 200
     before = len(mock.calls)
+    # A subagent that compacts leaves it to the main agent.
+    assert ask(gateway.web, talk(2, CLAUDE), {"x-agent-id": "finder"}, max_tokens=4_000)[0] == 400
     assert ask(gateway.web, talk(2, CLAUDE), max_tokens=4_000)[0] == 200
     body = json.loads(mock.calls[-1].body)
     assert (len(mock.calls), body["max_tokens"], body["messages"]) == (before + 1, 4_000, talk(2, CLAUDE))

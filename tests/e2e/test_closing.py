@@ -299,6 +299,21 @@ def test_of_parallel_calls_one_is_the_closing_call(gateway: GatewayThread, mock:
     assert used(gateway.web) <= LIMIT
 
 
+def test_a_subagent_does_not_take_the_closing_call_of_the_main_agent(
+    gateway: GatewayThread, mock: MockProvider
+) -> None:
+    spend(gateway.web, mock, LIMIT - 500)
+    for named in (
+        {"x-agent-id": "finder-1"},
+        {"x-claude-code-agent-id": "a1", "x-claude-code-agent-type": "Explore"},
+        {"x-openai-subagent": "review"},
+    ):
+        refused = gateway.web.post(CHAT, BODY, {"x-session-id": "s", **named})
+        assert (refused.status, refused.error["code"]) == (400, "budget_exhausted")
+        assert "500 tokens are kept for a closing call" in refused.error["message"]
+    assert ask(gateway.web).header("x-session-closing-call") == "true"
+
+
 def test_a_closing_call_that_fails_can_be_repeated(gateway: GatewayThread, mock: MockProvider) -> None:
     spend(gateway.web, mock, LIMIT - 500)
     for status in (500, 429, 400):

@@ -17,6 +17,7 @@ from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread, until
 from tests.support.receiver import Receiver, serving
 from tests.support.timing import LIMIT_S
+from tests.support.web import CHAT
 
 Json = dict[str, Any]
 Rounds = Sequence[tuple[str, Json, str]]
@@ -180,6 +181,17 @@ def test_a_loop_of_texts_is_refused_and_resumed_like_one_of_calls(
     ]  # fmt: skip
     gateway.web.post("/api/sessions/s/resume")
     assert [status(times) for times in (5, 6, 9, 10)] == [(200, None), (200, None), (200, "loop=4"), (400, "loop=5")]
+
+
+def test_a_stopped_session_may_be_compacted_by_its_client(
+    mock_server: MockServer, mock: MockProvider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"runaway.loop.refuse": 4})
+    body = {"model": "mock-small", "messages": chat_messages("Work.", [("read", {}, "same")] * 5)}
+    assert gateway.web.post(CHAT, body, _headers("s")).error["code"] == "session_stopped"
+    compaction = {**_headers("s"), "x-claude-code-compaction": "auto"}
+    assert gateway.web.post(CHAT, body, compaction).status == 200
+    assert gateway.web.post(CHAT, body, _headers("s")).error["code"] == "session_stopped"
 
 
 def test_resuming_an_unknown_session_is_an_error(mock_server: MockServer, gateway_server: StartGateway) -> None:

@@ -23,6 +23,8 @@ _IDLE_S: Final = 600.0
 class BurnRate:
     """When a budget is empty if its calls continue like the newest ones.
 
+    What is kept for the closing call of a session is not left for these calls. After the closing call nothing is left.
+
     Attributes:
         unit: the unit that is used up first. USD are billionths.
         calls: the number of calls on which the estimate is based.
@@ -64,7 +66,8 @@ def burn_rate(balance: Balance, records: Iterable[CallRecord], now: float) -> Bu
     for at, unit in enumerate(DIMENSIONS):
         limit, spent = balance.limits.of(unit), sum(record.spent[at] for record in recent)
         if limit is not None and spent:
-            left, per_call = max(0, limit - balance.used[at]), spent / len(recent)
+            kept = limit if balance.closing else balance.kept(unit)
+            left, per_call = max(0, limit - balance.used[at] - kept), spent / len(recent)
             empty_in_s = left * seconds / spent
             refills_first = balance.resets_s is not None and balance.resets_s < empty_in_s
             per_minute = spent * 60 / seconds

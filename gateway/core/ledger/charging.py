@@ -143,8 +143,8 @@ class ChargedAccounts:
         declared: the budget that the call itself declares for its session.
         agents: the subagent of the session that makes the call, and the subagents above it, nearest first. Empty for a
             call of the main agent. A child session is added to them, see `CHILD_SESSION`.
-        is_compaction: the client compacts its conversation. The call may use what is kept of the session's budget for
-            its closing call.
+        is_compaction: the client compacts the conversation of the main agent. The call may use what is kept of the
+            session's budget for its closing call.
     """
 
     namespace: str

@@ -43,6 +43,14 @@ def test_rate_is_the_mean_of_the_newest_calls() -> None:
     assert rate == BurnRate("tokens", 6, 120.0, 100.0, 4_750 / 2, 47, refills_first=False)
 
 
+@pytest.mark.parametrize(("closing", "calls"), [("", 37), ("call-1 10000 -1 -1", 0)])
+def test_what_is_kept_for_the_closing_call_is_not_left(closing: str, calls: int) -> None:
+    kept = replace(balance(Limits(10_000), Amount(5_250)), closing_share=0.1, closing=closing)
+    rate = burn_rate(kept, CALLS, NOW)
+    assert rate is not None
+    assert (rate.empty_in_calls, rate.empty_in_s) == (calls, calls and 3_750 / 2)
+
+
 def test_unit_that_is_empty_first_is_named() -> None:
     rate = burn_rate(balance(Limits(10_000, None, 12), Amount(5_000, 0, 10)), CALLS, NOW)
     assert rate is not None
