@@ -79,11 +79,11 @@ async def test_very_slow_body_is_refused(drop: bytes, is_taken: bool) -> None:
         nonlocal original
         await asyncio.sleep(0.02)
         original += 1
-        return {"type": "http.request", "body": drop, "more_body": original < 60}
+        return {"type": "http.request", "body": drop, "more_body": original < 70}
 
-    reading = read_body(receive, [], 1 << 20, 0.1, BodyMemory(MemoryPool(1 << 30)))
+    reading = read_body(receive, [], 1 << 20, 0.25, BodyMemory(MemoryPool(1 << 30)))
     if is_taken:
-        assert len((await reading)[0]) == 60 * len(drop)
+        assert len((await reading)[0]) == 70 * len(drop)
     else:
         with pytest.raises(RequestTimeout, match="under 512 bytes per second"):
             await reading
