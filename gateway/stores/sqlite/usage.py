@@ -99,8 +99,12 @@ def read(db: sqlite3.Connection, query: UsageQuery) -> list[UsageRow]:
     return [UsageRow(*row) for row in found if is_of_key(row[1], key)]
 
 
-def delete_old(db: sqlite3.Connection, retention: Retention, now: float) -> int:
-    """Delete some of the hours and days that are older than they are kept, and return the number of rows."""
+def delete_old(db: sqlite3.Connection, retention: Retention, now: float) -> bool:
+    """Delete some of the hours and days that are older than they are kept, and return whether there may be more.
+
+    Few rows are no reason to look again: calls that began long ago may be settled meanwhile, and add others.
+    """
     oldest = oldest_kept(retention, now)
     hours = db.execute(_DELETE_HOURS, (oldest["hour"] // HOURS, _CHUNK)).rowcount
-    return hours + db.execute(_DELETE_DAYS, (oldest["day"], _CHUNK)).rowcount
+    days = db.execute(_DELETE_DAYS, (oldest["day"], _CHUNK)).rowcount
+    return max(hours, days) >= _CHUNK
