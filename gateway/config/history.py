@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from gateway.config.section import LARGEST, Section, duration
+from gateway.config.section import LARGEST, Duration, Section, duration
 
 
 class CallSettings(Section):
     """How long call records are kept. Totals, budgets and usage do not change when a record is deleted."""
 
-    keep: str | None = Field(
+    keep: Duration | None = Field(
         None,
         description="A call record is deleted this long after its call began, such as 7d. null: together with its "
         "session. The least is twice budget.lease_s, the most sessions.ttl. A deleted call cannot be shown, and no "
@@ -24,13 +24,6 @@ class CallSettings(Section):
         "number in SQLite, which deletes them once an hour.",
     )
 
-    @field_validator("keep")
-    @classmethod
-    def _keep(cls, value: str | None) -> str | None:
-        if value is not None:
-            duration(value)
-        return value
-
     @property
     def keep_s(self) -> int | None:
         """Return `keep` in seconds."""
@@ -40,27 +33,15 @@ class CallSettings(Section):
 class UsageSettings(Section):
     """How long usage by hour and by day is kept."""
 
-    keep_hours: str = Field("60d", description="Usage by hour is deleted this long after its hour.")
-    keep_days: str = Field("800d", description="Usage by day is deleted this long after its day.")
-
-    @field_validator("keep_hours", "keep_days")
-    @classmethod
-    def _durations(cls, value: str) -> str:
-        duration(value)
-        return value
+    keep_hours: Duration = Field("60d", description="Usage by hour is deleted this long after its hour.")
+    keep_days: Duration = Field("800d", description="Usage by day is deleted this long after its day.")
 
 
 class AuditSettings(Section):
     """How long the audit log is kept."""
 
-    keep: str = Field(
+    keep: Duration = Field(
         "365d",
         description="An entry of the audit log is deleted this long after the change. At most the newest 10,000 are "
         "kept.",
     )
-
-    @field_validator("keep")
-    @classmethod
-    def _keep(cls, value: str) -> str:
-        duration(value)
-        return value

@@ -13,7 +13,7 @@ from gateway.config.history import AuditSettings, CallSettings, UsageSettings
 from gateway.config.models import Model
 from gateway.config.providers import Provider
 from gateway.config.runaway import Runaway
-from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
+from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Duration, Positive, Section, duration
 from gateway.config.sinks import Sink
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
@@ -99,7 +99,7 @@ class SessionSettings(Section):
         description="A call without a session id. derive: make an id from the conversation; require: refuse the call "
         "with 400; none: keep no session.",
     )
-    ttl: str = Field(
+    ttl: Duration = Field(
         "30d",
         description="A session is deleted this long after its last call, such as 15m, 12h or 30d. The least is twice "
         "budget.lease_s.",
@@ -140,12 +140,6 @@ class SessionSettings(Section):
             if name.encode() in GATEWAY_HEADERS - _MAY_NAME_SESSIONS:
                 raise ValueError(f"{name} has another meaning for the gateway; leave it out")
         return names
-
-    @field_validator("ttl")
-    @classmethod
-    def _ttl(cls, value: str) -> str:
-        duration(value)
-        return value
 
     @property
     def ttl_s(self) -> int:

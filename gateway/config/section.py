@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 _DURATION: Final = re.compile(r"([0-9]{1,10})([smhd])\Z")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -40,6 +40,15 @@ def duration(text: str) -> int:
     if not 0 < seconds <= _LONGEST_S:
         raise ValueError(NO_DURATION)
     return seconds
+
+
+def _checked_duration(text: str) -> str:
+    duration(text)
+    return text
+
+
+#: the type of a setting that is a duration, as text; `duration` converts it
+Duration = Annotated[str, AfterValidator(_checked_duration)]
 
 
 def expand_home(path: str | Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from gateway.config.section import Section, duration, expand_home
+from gateway.config.section import Duration, Section, duration, expand_home
 
 
 class Sink(Section):
@@ -18,7 +18,7 @@ class Sink(Section):
         description="Folder of the files, calls-2026-11-28.jsonl and so on. The gateway creates it. Each record is "
         "written at least once."
     )
-    keep: str | None = Field(
+    keep: Duration | None = Field(
         None, description="A file is deleted this long after its day, such as 90d. null: files are never deleted."
     )
 
@@ -26,13 +26,6 @@ class Sink(Section):
     @classmethod
     def _path(cls, value: Path) -> Path:
         return expand_home(value)
-
-    @field_validator("keep")
-    @classmethod
-    def _keep(cls, value: str | None) -> str | None:
-        if value is not None:
-            duration(value)
-        return value
 
     @property
     def keep_s(self) -> int | None:
