@@ -16,7 +16,7 @@ from gateway.core.ledger.session_key import SessionKey
 from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import StoredKey
-from gateway.stores.packed import unpack
+from gateway.stores.record_encoding import decode_record
 
 logger = logging.getLogger("gateway")
 
@@ -135,7 +135,7 @@ class UnreadRecords(_Unread):
     def read(self, call_id: str, value: bytes, key: SessionKey | None) -> CallRecord | None:
         """Return the record of a call of a session, or None if it cannot be read."""
         try:
-            return unpack(value, call_id, key)
+            return decode_record(value, call_id, key)
         except UNREADABLE as error:
             if len(self) < _MOST_NAMED:
                 self._log(call_id, _UNREAD_RECORD, error)

@@ -217,7 +217,7 @@ async def test_commits_do_not_wait_for_a_checkpoint_blocked_by_a_reader(path: Pa
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM calls").fetchone()
             for number in range(6):
-                # Random, so that it cannot be packed: two megabytes of the log.
+                # Random, so that it cannot be compressed: two megabytes of the log.
                 await store.keep_results(KEY, {f"r{number}": os.urandom(2**21).hex()}, 2**30)
                 await store._checkpoint_now()
             assert not [one for one in statements if "RESTART" in one]

@@ -15,7 +15,7 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
-from gateway.stores.packed import pack
+from gateway.stores.record_encoding import encode_record
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, Keys, member_of, tag_of, tag_of_account, tag_of_call, usage_tag
@@ -131,7 +131,7 @@ class LedgerScripts:
         self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, update: StateUpdate | None
     ) -> Command:
         """Return the command that settles a call and updates its session's state."""
-        more = [pack(record)]
+        more = [encode_record(record)]
         if update is not None:
             arguments |= values.compared(update.version)
             more += [update.value] if update.value is not None else []

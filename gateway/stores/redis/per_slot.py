@@ -23,7 +23,7 @@ from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold, Sort
 from gateway.stores import holds
 from gateway.stores.damage import UnreadHolds
-from gateway.stores.packed import unpack
+from gateway.stores.record_encoding import decode_record
 from gateway.stores.redis import values
 from gateway.stores.redis.clock_jumps import ClockJumps
 from gateway.stores.redis.keys import NAMESAKES, SHARDS, USAGE_SHARDS, session_of, tag_of_account, usage_tag
@@ -214,7 +214,7 @@ class PerSlotLedger:
             ("HMGET", self._keys.session(home), "last", *values.TOTALS),
         )
         if row is not None:
-            record = unpack(row, call_id, session_of(home))
+            record = decode_record(row, call_id, session_of(home))
             await self._link.call(*self._index_commands(record, home, (1, sums, last, None)))
 
     async def _find_home(self, hold_id: str) -> str | None:

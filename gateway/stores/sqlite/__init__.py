@@ -52,7 +52,7 @@ from gateway.stores import clock
 from gateway.stores.compressed import Compressed
 from gateway.stores.cursor import Cursor, Names, page_of
 from gateway.stores.damage import Refusing, UnreadHolds, UnreadKeys, UnreadRecords
-from gateway.stores.packed import pack
+from gateway.stores.record_encoding import encode_record
 from gateway.stores.sqlite import accounts, agents, audit, deletion, kept, latest, rows, usage
 from gateway.stores.sqlite.place import FilesReplaced, FilesUnknown, StoreFiles
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
@@ -115,7 +115,7 @@ class SqliteStore:
     async def settle(self, record: CallRecord, ending: StepEnding | None = None) -> Totals:
         """See `Store.settle`."""
         with Refusing(record.call_id):
-            encoded = pack(record) if ending is None else None
+            encoded = encode_record(record) if ending is None else None
 
             def write(db: sqlite3.Connection) -> Totals:
                 key, ended, update = record.session, record, None
@@ -123,7 +123,7 @@ class SqliteStore:
                     row = kept.read(db, key)
                     steps, ended = ending(row.steps)
                     update = kept.RowUpdate(row, steps)
-                totals, is_written = rows.add(db, ended, encoded or pack(ended))
+                totals, is_written = rows.add(db, ended, encoded or encode_record(ended))
                 # A call that was settled before changes nothing.
                 if is_written and key is not None:
                     kept.add(db, key, update, ended.counted_tools, self._now())

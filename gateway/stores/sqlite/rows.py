@@ -21,7 +21,7 @@ from gateway.core.values import dataclass
 from gateway.stores.compressed import Compressed, decompressed
 from gateway.stores.cursor import Cursor
 from gateway.stores.damage import UnreadRecords, decode_key
-from gateway.stores.packed import unpack
+from gateway.stores.record_encoding import decode_record
 from gateway.stores.sqlite import accounts, agents, kept, usage
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
@@ -231,7 +231,7 @@ def _orphaned(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _
     value, periods = known
     if value is None:
         return None
-    orphaned = unpack(value, record.call_id, record.session)
+    orphaned = decode_record(value, record.call_id, record.session)
     if not record.replaces(orphaned):
         return None
     # An older version stored no budget periods, and did not count them.

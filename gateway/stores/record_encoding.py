@@ -1,8 +1,12 @@
-"""Pack call records into a seventh of their JSON, and read both forms.
+"""Encode call records as msgpack in a seventh of the bytes of their JSON, and decode both forms.
 
-A packed record is a byte, then msgpack: the values of `_FIELDS`, in their order. The byte is 1, or 2 if the msgpack is
-compressed because it is long. What the store knows already is left out: the call id and the session. Frequent words are
-numbers, a name that begins like the model is its rest in a list, and times are whole microseconds where that is exact.
+An encoded record is a byte, then msgpack: the values of `_FIELDS`, in their order. The byte is 1, or 2 if the msgpack is
+compressed because it is long. These rules save bytes:
+
+- The call id and the session are left out, because the store has them in other columns or keys.
+- Frequent words are numbers.
+- A name that begins with the name of the model is a list with the rest of the name.
+- Times are whole microseconds where that is exact.
 
 The order of the fields and of the words is part of the format. New ones are added at the end; nothing else changes. The
 values of an older record end earlier, and the missing ones have their defaults.
@@ -78,7 +82,7 @@ _KEY: Final = _CONTEXT.index("key")
 _FATES: Final = _CONTEXT.index("message_fates")
 
 
-def pack(record: CallRecord) -> bytes:
+def encode_record(record: CallRecord) -> bytes:
     """Return a record as a store keeps it."""
     values = list(_values_of_record(record))
     if record.request_id == record.call_id:
@@ -105,13 +109,13 @@ def pack(record: CallRecord) -> bytes:
         own = {("key", key.namespace, ""): _KEY_ACCOUNT, ("session", key.namespace, key.id): _SESSION_ACCOUNT}
         values[_ACCOUNTS] = [own.get(account, account) for account in record.accounts]
     try:
-        packed = _encode(values)
+        encoded = _encode(values)
     except OverflowError:
         return _encode_json(record)  # a provider reported a number of more than 64 bits
-    return _PLAIN + packed if len(packed) <= _LONG else _COMPRESSED + zlib.compress(packed, _LEVEL)
+    return _PLAIN + encoded if len(encoded) <= _LONG else _COMPRESSED + zlib.compress(encoded, _LEVEL)
 
 
-def unpack(value: bytes, call_id: str, key: SessionKey | None) -> CallRecord:
+def decode_record(value: bytes, call_id: str, key: SessionKey | None) -> CallRecord:
     """Return the record of a call and its session, from either form.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Packed records: they are read as they were written, are small, and JSON of earlier versions is read as well."""
+"""Encoded records: they are read as they were written, are small, and JSON of earlier versions is read as well."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gateway.core.ledger.arithmetic import AccountKey, Amount, Limits
 from gateway.core.ledger.session_key import SessionKey
 from gateway.core.record import CallError, CallRecord, ContextRecord, ThinkingRecord
 from gateway.core.usage import Charge, Usage
-from gateway.stores import packed
+from gateway.stores import record_encoding
 from gateway.stores.damage import UNREADABLE
-from gateway.stores.packed import pack, unpack
+from gateway.stores.record_encoding import decode_record, encode_record
 
 KEY = SessionKey("alice", "agent-7f3a")
 CONTEXT = ContextRecord(4_230, 4_230, "learned", 100_000, 2_100, 2_130, "openai\ngpt-5-mini\nchat\n", 4_180)
@@ -56,45 +56,45 @@ FULL = replace(
     ],
 )
 def test_a_record_is_read_as_it_was_written(record: CallRecord) -> None:
-    assert unpack(pack(record), record.call_id, record.session) == record
+    assert decode_record(encode_record(record), record.call_id, record.session) == record
 
 
 def test_an_ordinary_record_takes_a_seventh_of_its_json() -> None:
-    assert len(pack(RECORD)) < 195
-    assert len(pack(RECORD)) < len(msgspec.json.encode(RECORD)) / 7
+    assert len(encode_record(RECORD)) < 195
+    assert len(encode_record(RECORD)) < len(msgspec.json.encode(RECORD)) / 7
 
 
 def test_a_long_record_is_compressed() -> None:
     record = replace(RECORD, error=CallError("the budget is used up, ask for more. " * 25))
-    assert len(pack(record)) < 300
-    assert unpack(pack(record), record.call_id, KEY) == record
+    assert len(encode_record(record)) < 300
+    assert decode_record(encode_record(record), record.call_id, KEY) == record
 
 
 def test_json_of_an_earlier_version_is_read() -> None:
     value = msgspec.json.decode(msgspec.json.encode(FULL))
     del value["labels"]
-    assert unpack(msgspec.json.encode(value), "", None) == replace(FULL, labels={})
+    assert decode_record(msgspec.json.encode(value), "", None) == replace(FULL, labels={})
 
 
 @given(some.floats(0, 4e9), some.floats(0, 1e6), some.none() | some.floats(0, 1e6))
 def test_times_are_exact(started_at: float, duration_s: float, first_byte_s: float | None) -> None:
     record = replace(RECORD, started_at=started_at, duration_s=duration_s, first_byte_s=first_byte_s)
-    assert unpack(pack(record), record.call_id, KEY) == record
+    assert decode_record(encode_record(record), record.call_id, KEY) == record
 
 
 @given(some.integers(0, 2**53), some.integers(0, 2**53), some.decimals(0, 10**9, allow_nan=False, places=12))
 def test_amounts_are_exact(tokens: int, more: int, cost: Decimal) -> None:
     charge = Charge(Usage(tokens, more, tokens + more, tokens), "mixed", cost)
     record = replace(RECORD, charge=charge, spent=Amount(tokens, more, 1))
-    assert unpack(pack(record), record.call_id, KEY) == record
+    assert decode_record(encode_record(record), record.call_id, KEY) == record
 
 
 def test_every_field_has_a_place_in_the_format() -> None:
     # A new field goes to the end of the list in the module.
     kinds: tuple[tuple[type, tuple[str, ...], set[str]], ...] = (
-        (CallRecord, packed._FIELDS, {"call_id"}),
-        (ContextRecord, packed._CONTEXT, set()),
-        (Usage, packed._USAGE, set()),
+        (CallRecord, record_encoding._FIELDS, {"call_id"}),
+        (ContextRecord, record_encoding._CONTEXT, set()),
+        (Usage, record_encoding._USAGE, set()),
     )
     for kind, names, others in kinds:
         assert {*names} == {field.name for field in fields(kind)} - others
@@ -103,13 +103,13 @@ def test_every_field_has_a_place_in_the_format() -> None:
 
 def test_the_format_of_stored_records_does_not_change() -> None:
     value = bytes.fromhex(STORED)
-    assert unpack(value, RECORD.call_id, KEY) == RECORD
+    assert decode_record(value, RECORD.call_id, KEY) == RECORD
 
 
 @pytest.mark.parametrize("change", [lambda value: b"\x03" + value[1:], lambda value: value[:9], lambda _: b""])
 def test_a_damaged_record_is_an_error_that_stores_expect(change: Callable[[bytes], Any]) -> None:
     with pytest.raises(UNREADABLE):
-        unpack(change(pack(RECORD)), RECORD.call_id, KEY)
+        decode_record(change(encode_record(RECORD)), RECORD.call_id, KEY)
 
 
 #: `RECORD` as the first version with this format wrote it
