@@ -88,7 +88,7 @@ def main() -> int:
         return 0
     found = problems()
     if PLAIN.read_text() != text:
-        found.append(f"{PLAIN.relative_to(ROOT)} is not what the chart gives. Write it anew with: python .ci/chart.py")
+        found.append(f"{PLAIN.relative_to(ROOT)} is not what the chart gives. Write it again with: python .ci/chart.py")
     print("\n".join(found))
     return bool(found)
 

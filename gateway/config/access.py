@@ -183,8 +183,8 @@ class TokenIssuer(Section):
     def _jwks_url(cls, value: str | None) -> str | None:
         if value is not None and not is_private_address(value):
             raise ValueError(
-                "must begin with https://, because whoever changes the keys on their way can make tokens; http:// is "
-                "for localhost and 127.0.0.1 only"
+                "must begin with https://, because an attacker who replaces the keys on their way can forge tokens; "
+                "http:// is for localhost and 127.0.0.1 only"
             )
         return value
 

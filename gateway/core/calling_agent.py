@@ -128,7 +128,7 @@ def _codex(headers: _Headers, metadata: Mapping[str, Any]) -> CallingAgent | Non
     kind = _of_codex(headers, metadata, _CODEX_SUBAGENT, "subagent")
     request_class = _CODEX_CLASSES.get(kind or "") or _CODEX_CLASSES.get(_request_kind(headers, metadata))
     if kind == "compact":
-        kind = None  # a thread that compacts its own conversation is no other agent
+        kind = None  # a thread that compacts its own conversation is the same agent
     session = _of_codex(headers, metadata, _CODEX_SESSION, "session_id")
     thread = _of_codex(headers, metadata, _CODEX_THREAD, "thread_id")
     is_own_thread = thread is not None and thread != session and (parent is not None or kind is not None)

@@ -27,7 +27,7 @@ def claim_at(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def namespace_of(name: object) -> str | None:
-    """Return the namespace of a caller with this name in its token, or None if the name is no text, empty or too long.
+    """Return the namespace of a caller with this name in its token; None if the name is empty, too long or not a text.
 
     Different names have different namespaces: each character that a namespace cannot contain is written as a colon and
     two hexadecimal digits for each of its bytes.

@@ -17,7 +17,7 @@ def date_or_time(text: str, zone: tzinfo = UTC) -> float:
     `zone`: of a text without a time zone.
 
     Raises:
-        ValueError: the text is no date or time.
+        ValueError: the text is not a date or time.
     """
     try:
         given = datetime.fromisoformat(text.strip())

@@ -1,8 +1,8 @@
 """Detect agents that run away: loops, rounds without a new result, and long work without user input.
 
 A round is one or more tool calls of the model and their results. Two rounds are equal if the same tools were called
-with the same arguments and had the same results, in the same order. So a status check is no loop while its result
-changes.
+with the same arguments and had the same results, in the same order. So a status check is not a loop while
+its result changes.
 
 Everything is counted from the last new user message. A user message is not new if it repeats the one before it and only
 a text of the model lies between them. Such a text and message count as a round, because some programs answer "continue"

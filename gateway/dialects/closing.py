@@ -113,9 +113,9 @@ def _with_text(content: bytes, text: str, *, is_block: bool) -> bytes | None:
 
 
 def refused_field(body: bytes, refused: Collection[str]) -> str | None:
-    """Return the field of a closing call that a provider's error is about; None if it is none, or was left out.
+    """Return the field of a closing call that a provider's error is about; None if it is about another one.
 
-    `refused`: the fields that were left out already.
+    `refused`: the fields that were left out already, which are not returned.
     """
     text = body.lower()
     return next((field for word, field in _REFUSALS if word in text and field not in refused), None)

@@ -11,7 +11,7 @@ from gateway.core.errors import BudgetFault
 from gateway.core.ledger.closing import ClosingPolicy, closing_balances, closing_claims
 from gateway.core.views import VIEWED
 
-#: what calls are for whose response is no result
+#: purposes of calls whose response is not a result for the user
 _NO_RESULT: Final = frozenset[RequestClass]({"auxiliary", "compaction"})
 
 

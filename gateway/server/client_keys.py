@@ -59,7 +59,7 @@ def changed(key: StoredKey, asked: Mapping[str, Any], now: float, context: KeyCo
         ConfigError: settings are unknown or invalid; each problem begins with the name of the setting.
     """
     unknown = [
-        f"{name[:100]}: is no setting of a client key; use {', '.join(SETTINGS)}"
+        f"{name[:100]}: is not a setting of a client key; use {', '.join(SETTINGS)}"
         for name in asked
         if name not in SETTINGS
     ]
@@ -85,7 +85,7 @@ def _merged_budget(key: StoredKey, asked: Any) -> dict[str, Any]:
     """Return the budget of a client key as in the configuration, with the requested changes.
 
     Raises:
-        ConfigError: it is no object, or a limit is true or false, which would be read as 1 or 0.
+        ConfigError: it is not an object, or a limit is true or false, which would be read as 1 or 0.
     """
     if asked is None:
         return {}

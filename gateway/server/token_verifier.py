@@ -129,7 +129,7 @@ class TokenHead:
 
 
 def read_head(token: str) -> TokenHead | None:
-    """Read how to verify a token, or None if the text is no token."""
+    """Read how to verify a token, or None if the text is not a token."""
     import jwt  # noqa: PLC0415  # an extra
 
     try:

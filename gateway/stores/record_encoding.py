@@ -1,7 +1,7 @@
 """Encode call records as msgpack in a seventh of the bytes of their JSON, and decode both forms.
 
-An encoded record is a byte, then msgpack: the values of `_FIELDS`, in their order. The byte is 1, or 2 if the msgpack is
-compressed because it is long. These rules save bytes:
+An encoded record is one byte, then msgpack: the values of `_FIELDS`, in their order. The byte is 1, or 2 if the msgpack
+is compressed because it is long. These rules save bytes:
 
 - The call id and the session are left out, because the store has them in other columns or keys.
 - Frequent words are numbers.

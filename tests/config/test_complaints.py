@@ -13,7 +13,7 @@ QUOTES = 'inside brackets a text with ${NAME} needs quotes, like {url: "${NAME}"
 JWT = "issuer: i, audience: a"
 JWT_URL = f"{JWT}, jwks_url: 'https://login.example/keys'"
 HTTPS = (
-    "must begin with https://, because whoever changes the keys on their way can make tokens; http:// is for localhost "
+    "must begin with https://, because an attacker who replaces the keys on their way can forge tokens; http:// is for localhost "
     "and 127.0.0.1 only"
 )
 NO_AUDIENCE = "is empty; write the audience of the gateway"

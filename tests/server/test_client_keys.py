@@ -52,7 +52,7 @@ def test_null_removes_a_setting_and_others_stay() -> None:
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"colour": 1}, "colour: is no setting"),
+        ({"colour": 1}, "colour: is not a setting"),
         ({"rpm": 0}, "rpm: "),
         ({"rpm": "many"}, "rpm: "),
         ({"models": "gpt"}, "models: "),

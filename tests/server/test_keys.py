@@ -120,7 +120,7 @@ def test_a_revoked_key_is_refused_and_its_sessions_stay(team: GatewayThread, adm
         ("PATCH", "/api/keys/alice", {"rpm": 1}, 400, "in the configuration"),
         ("PATCH", "/api/keys/nobody", {"rpm": 1}, 404, 'no client key "nobody"'),
         ("PATCH", "/api/keys/bob", {}, 400, "Send what to change"),
-        ("PATCH", "/api/keys/bob", {"name": "eve"}, 400, "name: is no setting"),
+        ("PATCH", "/api/keys/bob", {"name": "eve"}, 400, "name: is not a setting"),
         ("POST", "/api/keys/bob/rotate", {}, 400, "Send how long"),
         ("POST", "/api/keys/bob/rotate", {"overlap": "soon"}, 400, "overlap: must be a duration"),
         ("DELETE", "/api/keys/alice", None, 400, "in the configuration"),

@@ -32,7 +32,7 @@ def time_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            "is no time zone that this machine knows; use UTC, or a name like Europe/Berlin (package tzdata)"
+            "is not a time zone known on this machine; use UTC, or a name like Europe/Berlin (package tzdata)"
         ) from None
 
 

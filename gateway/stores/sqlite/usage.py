@@ -102,7 +102,7 @@ def read(db: sqlite3.Connection, query: UsageQuery) -> list[UsageRow]:
 def delete_old(db: sqlite3.Connection, retention: Retention, now: float) -> bool:
     """Delete some of the hours and days that are older than they are kept, and return whether there may be more.
 
-    Few rows are no reason to look again: calls that began long ago may be settled meanwhile, and add others.
+    It stops after a few rows, because calls that began long ago may be settled meanwhile and add others.
     """
     oldest = oldest_kept(retention, now)
     hours = db.execute(_DELETE_HOURS, (oldest["hour"] // HOURS, _CHUNK)).rowcount

@@ -156,7 +156,7 @@ export async function key(name) {
     /** @type {Keys} */
     const found = await api("api/keys", options);
     const row = found.keys.find((one) => one.name === name);
-    if (!row) throw new ApiError(404, "not_found", `There is no client key “${name}”, or it belongs to somebody else.`);
+    if (!row) throw new ApiError(404, "not_found", `There is no client key “${name}”, or it belongs to another client.`);
     fill(place, details(row), found.may_change && !row.in_configuration ? manage(row, () => load()) : null);
   }
 
