@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Final, Literal, get_args
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gateway.core.values import dataclass
 
@@ -28,9 +27,11 @@ def time_zone(name: str) -> tzinfo:
     """
     if name == UTC_NAME:
         return UTC
+    from zoneinfo import ZoneInfo  # noqa: PLC0415  # few budgets need it, and it imports Python's build settings
+
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+    except (KeyError, ValueError, OSError):  # KeyError: `ZoneInfoNotFoundError`
         raise ValueError(
             "is not a time zone known on this machine; use UTC, or a name like Europe/Berlin (package tzdata)"
         ) from None
