@@ -72,7 +72,8 @@ def changed(key: StoredKey, asked: Mapping[str, Any], now: float, context: KeyCo
     checked = key_of(config.client_key(key.name, {**settings, "budget": budget}), context.zone)
     _check_patterns(checked.models)
     if asked.get("group") is not None and checked.group not in context.shared.groups:
-        raise errors.ConfigError(["group: auth.groups of the configuration has no group of this name"])
+        problem = "group: auth.groups of the configuration has no group of this name; add it there, or name another one"
+        raise errors.ConfigError([problem])
     limits = NO_LIMITS if checked.limits.is_none else checked.limits
     if limits.is_none and (asked.get("budget") or {}).get("window") is not None:
         raise errors.ConfigError(["budget.window: has no limit to refill; set tokens, usd or calls"])

@@ -185,7 +185,10 @@ def test_key_joins_a_group_of_the_configuration(gateway_command: Commands) -> No
     wrong = gateway_command("keys", "set", "carol", "--group", "nobody")
     assert (wrong.code, wrong.err) == (
         2,
-        '--group "nobody": auth.groups of the configuration has no group of this name\n',
+        (
+            '--group "nobody": auth.groups of the configuration has no group of this name; add it there, or '
+            "name another one\n"
+        ),
     )
     assert gateway_command("keys", "set", "carol", "--group", "none").code == 0
     assert listed(gateway_command, "carol")["group"] is None
