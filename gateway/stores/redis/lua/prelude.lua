@@ -420,6 +420,17 @@ local function count_usage(usage, sign)
     end
 end
 
+-- Adds this call to the usage, and takes back the provisional usage of the same call, if there was any.
+local function replace_usage(provisional)
+    if not A.usage then
+        return
+    end
+    if provisional then
+        count_usage(provisional, '-')
+    end
+    count_usage(A.usage, '')
+end
+
 -- Returns true if the record replaces a provisional one with this outcome and charge, see `CallRecord.replaces`.
 local function replaces(outcome, spent)
     if not A.lost then

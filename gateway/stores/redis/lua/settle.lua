@@ -190,12 +190,7 @@ else
     was = { { 0, 0, 0 }, false }
 end
 local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent, held)
-if A.usage then
-    if was[6] then
-        count_usage(was[6], '-')
-    end
-    count_usage(A.usage, '')
-end
+replace_usage(was[6])
 redis.call('ZADD', ids, '0', A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then

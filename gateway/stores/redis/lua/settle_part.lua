@@ -16,11 +16,6 @@ if known and (known == '' or not replaces(was[3], was[1])) then
     return 0
 end
 local epochs = charge(A.accounts, was[1], was[2], A.spent, held)
-if A.usage then
-    if was[4] then
-        count_usage(was[4], '-')
-    end
-    count_usage(A.usage, '')
-end
+replace_usage(was[4])
 redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs, A.lost, A.usage }) or '', 'PX', A.ttl)
 return 1
