@@ -97,12 +97,12 @@ export function choice(label, items, choose) {
 }
 
 /**
- * Create a bar that shows a share. `label` describes it in words.
+ * Create a bar that shows the used share of a budget. It changes its colour when little is left.
  * @param {number} share 0 to 1; a larger share is drawn as full
- * @param {string} label
- * @param {string} [kind] a class: `warn`, `bad`
+ * @param {string} label describes it in words
  */
-export function meter(share, label, kind = "") {
+export function meter(share, label) {
+  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
   const value = h("span", {});
   value.style.width = `${Math.min(100, Math.max(0, share * 100)).toFixed(1)}%`;
   return h("span", { class: `meter ${kind}`, role: "img", "aria-label": label, title: label }, value);

@@ -80,9 +80,7 @@ function indent(agent, known) {
 /** @param {Agent} agent */
 function budget({ id, budget: found }) {
   if (!found) return null;
-  const share = found.used_fraction;
-  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
-  return meter(share, `${id} has used ${percent(share)} of its budget`, kind);
+  return meter(found.used_fraction, `${id} has used ${percent(found.used_fraction)} of its budget`);
 }
 
 /** @param {Agent} agent */

@@ -1,11 +1,11 @@
 /**
- * Change the budget of a session, or reset its totals. Each change is shown for confirmation first.
+ * Show how much of a budget is used. Change the budget of a session, or reset its totals, after a confirmation.
  * @module
  */
 import { send, sessionPath } from "../api.js";
 import { attempt, buttons, cancel, confirmed, dialog } from "../dialogs.js";
-import { fill, h } from "../dom.js";
-import { number, usd } from "../format.js";
+import { fill, h, meter } from "../dom.js";
+import { number, percent, usd } from "../format.js";
 
 /** @typedef {import("../types.js").Session} Session */
 /**
@@ -18,6 +18,16 @@ const UNITS = [
   { name: "usd", text: "US dollars", step: "any", format: usd },
   { name: "calls", text: "Calls", step: "1", format: number },
 ];
+
+/**
+ * Create the cell of a list that shows the used share of a budget.
+ * @param {{used_fraction: number} | null} budget
+ */
+export function budgetCell(budget) {
+  if (!budget) return h("span", { class: "muted" }, "none");
+  const used = percent(budget.used_fraction);
+  return h("span", { class: "budget" }, meter(budget.used_fraction, `${used} of the budget is used`), h("span", {}, used));
+}
 
 /**
  * Ask for new limits, show what they change, and set them.

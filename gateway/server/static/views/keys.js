@@ -4,10 +4,11 @@
  */
 import { api, ApiError, send } from "../api.js";
 import { attempt, buttons, cancel, confirmed, dialog } from "../dialogs.js";
-import { facts, fill, h, meter, notice } from "../dom.js";
-import { ago, exact, number, percent, span, usd } from "../format.js";
+import { facts, fill, h, notice } from "../dom.js";
+import { ago, exact, number, span, usd } from "../format.js";
 import { to } from "../router.js";
 import { Table } from "../table.js";
+import { budgetCell } from "./budget.js";
 import { bars } from "./session.js";
 
 /** @typedef {import("../types.js").Key} Key */
@@ -94,7 +95,7 @@ function columns() {
     { name: "Last used", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.last_used_at) },
     { name: "Sessions", width: "5.4rem", numeric: true, wide: true, show: (row) => number(row.sessions) },
     { name: "Spent", width: "11rem", numeric: true, wide: true, hint: "in this window of its budget", show: spent },
-    { name: "Budget", width: "9rem", narrow: "4.9rem", show: budgetCell },
+    { name: "Budget", width: "9rem", narrow: "4.9rem", show: budgetOf },
     { name: "Refills in", width: "8.4rem", numeric: true, wide: true, show: (row) => refills(row) },
     { name: "Expires", width: "7.6rem", wide: true, show: (row) => (row.expires_at ? date(row.expires_at) : "never") },
   ];
@@ -131,17 +132,8 @@ function refills({ budget }) {
 }
 
 /** @param {Key} row */
-function budgetCell({ budget, problem }) {
-  if (problem) return h("span", { class: "problem", title: problem }, "cannot be read");
-  if (!budget) return h("span", { class: "muted" }, "none");
-  const used = budget.used_fraction;
-  const kind = used >= 0.95 ? "bad" : used >= 0.8 ? "warn" : "";
-  return h(
-    "span",
-    { class: "budget" },
-    meter(used, `${percent(used)} of the budget is used`, kind),
-    h("span", {}, percent(used)),
-  );
+function budgetOf({ budget, problem }) {
+  return problem ? h("span", { class: "problem", title: problem }, "cannot be read") : budgetCell(budget);
 }
 
 /**

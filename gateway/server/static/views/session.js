@@ -424,12 +424,11 @@ function bar(name, used, limit, format) {
   if (limit === null) return null;
   const share = limit ? used / limit : 1;
   const text = `${format(used)} of ${format(limit)}`;
-  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
   return h(
     "div",
     {},
     h("span", {}, name),
-    meter(share, `${name}: ${text}`, kind),
+    meter(share, `${name}: ${text}`),
     h("span", { class: "num" }, text, h("span", { class: "muted" }, ` ${percent(share)}`)),
   );
 }

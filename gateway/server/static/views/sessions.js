@@ -3,11 +3,12 @@
  * @module
  */
 import { api } from "../api.js";
-import { choice, fill, h, loading, meter, notice } from "../dom.js";
+import { choice, fill, h, loading, notice } from "../dom.js";
 import { feed } from "../feed.js";
 import { ago, compact, many, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
+import { budgetCell } from "./budget.js";
 import { sessionLink, tagOf } from "./calls.js";
 import { Filters } from "./filters.js";
 
@@ -311,7 +312,7 @@ function columns() {
       show: (row) => (row.saved_by_trimming.input_tokens ? compact(row.saved_by_trimming.input_tokens) : "–"),
     },
     { name: "Cost", width: "6.6rem", numeric: true, wide: true, show: (row) => usd(row.cost_usd) },
-    { name: "Budget", width: "9rem", narrow: "4.9rem", show: budgetCell },
+    { name: "Budget", width: "9rem", narrow: "4.9rem", show: (row) => budgetCell(row.budget) },
     {
       name: "Mode",
       width: "8rem",
@@ -320,17 +321,4 @@ function columns() {
       show: (row) => h("span", { class: `badge mode-${row.response_mode}` }, row.response_mode.replace("_", " ")),
     },
   ];
-}
-
-/** @param {Session} row */
-function budgetCell({ budget }) {
-  if (!budget) return h("span", { class: "muted" }, "none");
-  const used = budget.used_fraction;
-  const kind = used >= 0.95 ? "bad" : used >= 0.8 ? "warn" : "";
-  return h(
-    "span",
-    { class: "budget" },
-    meter(used, `${percent(used)} of the budget is used`, kind),
-    h("span", {}, percent(used)),
-  );
 }
