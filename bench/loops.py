@@ -42,7 +42,7 @@ from gateway.call.state import CallState
 from gateway.call.types import Caller, Incoming
 from gateway.config.policies import runaway_policy
 from gateway.core.counting.measure import Wire
-from gateway.core.runaway import NO_ROUNDS, Finding, findings
+from gateway.core.runaway import NO_ROUNDS, Finding, Kind, findings
 from gateway.dialects import endpoint
 from gateway.dialects.base import Call
 from gateway.dialects.rounds import read_rounds
@@ -350,7 +350,10 @@ def main() -> int:
 
 
 def _print(
-    conversations: Sequence[Recorded], heard: dict[tuple[str, str], str], rows: dict[str, Row], costs: dict[Wire, Cost]
+    conversations: Sequence[Recorded],
+    heard: dict[tuple[str, Kind], str],
+    rows: dict[str, Row],
+    costs: dict[Wire, Cost],
 ) -> None:
     false = [key for key in heard if key[0] not in REAL]
     print(f"{len(conversations)} conversations in {len(get_args(Wire)) - 1} formats, {len(false)} false alarms")

@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,7 +106,7 @@ class Provider:
         await writer.drain()
 
 
-def data(value: dict[str, object]) -> bytes:
+def data(value: Mapping[str, object]) -> bytes:
     return f"data: {json.dumps(value)}\n\n".encode()
 
 
